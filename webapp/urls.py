@@ -166,6 +166,14 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("deployments/usage/", deployments.usage_list, name="serving-usage"),
     path("deployments/usage.csv", deployments.usage_file, name="serving-usage-file"),
     path(DEPLOYMENT, deployments.deployment_detail, name="deployment-detail"),
+    path(
+        f"{DEPLOYMENT}playground/", deployments.deployment_playground, name="deployment-playground"
+    ),
+    path(
+        f"{DEPLOYMENT}playground/key/",
+        deployments.deployment_playground_key,
+        name="deployment-playground-key",
+    ),
     path(f"{DEPLOYMENT}wake/", deployments.deployment_wake_view, name="deployment-wake"),
     path(f"{DEPLOYMENT}sleep/", deployments.deployment_sleep_view, name="deployment-sleep"),
     path(f"{DEPLOYMENT}change/", deployments.deployment_change_view, name="deployment-change"),

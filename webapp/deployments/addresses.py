@@ -2,7 +2,9 @@
 
 from django.http import HttpRequest
 
+GATEWAY_PATH = "/v1"
+
 
 def gateway_url(request: HttpRequest) -> str:
     """Return the base URL for OpenAI's clients."""
-    return request.build_absolute_uri("/v1")
+    return request.build_absolute_uri(GATEWAY_PATH)

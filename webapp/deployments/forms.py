@@ -218,5 +218,27 @@ class KeyForm(forms.Form):
             raise InvalidProblem(str(first["loc"][0]), first["msg"]) from error
 
 
+class ConversationForm(forms.Form):
+    """A message to a model, with what goes along; the page's script sends it."""
+
+    prompt = forms.CharField(
+        label="Message", widget=forms.Textarea(attrs={"rows": 3, "required": True})
+    )
+    system = forms.CharField(
+        label="System prompt",
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="Empty: none is sent.",
+    )
+    model = forms.ChoiceField()
+    temperature = DecimalField(min_value=0, max_value=2, initial=0.7)
+    max_tokens = WholeField(label="Max tokens", min_value=1, max_value=100_000, initial=512)
+
+    def __init__(self, name: str, adapters: list[str]) -> None:
+        super().__init__()
+        names = [name, *(f"{name}/{each}" for each in adapters)]
+        self.fields["model"].choices = [(each, each) for each in names]  # type: ignore[attr-defined]
+
+
 def _seconds(minutes: float | None) -> float | None:
     return None if minutes is None else minutes * MINUTE

@@ -1,12 +1,14 @@
 """Keys of clients for a team's deployments: make, change, revoke."""
 
 import secrets
+from base64 import urlsafe_b64encode
 from datetime import timedelta
 from typing import Annotated
 
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.crypto import salted_hmac
 from django.views.decorators.debug import sensitive_variables
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +26,8 @@ HINT_LENGTH = len(PREFIX) + 4
 MOST_KEYS = 500  # of one team, valid at the same time
 DEFAULT_HOLD_SECONDS, MOST_HOLD_SECONDS = 120.0, 1800.0
 MOST_DAYS = 3660
+PLAYGROUND, PLAYGROUND_SALT = "Playground", "slipway.conversation"
+PLAYGROUND_HOLD_SECONDS = 900.0
 Limit = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
 TokenLimit = Annotated[int | None, Field(ge=1, le=10**15)]
 
@@ -94,6 +98,34 @@ def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, 
         )
         event_record(key, "serving_key.created", by.get_username(), detail={"name": name})
     return key, text
+
+
+@sensitive_variables("text")
+def playground_key_of(*, team: Team, by: User) -> str:
+    """Return the text of a person's key for playgrounds of a team; made if there is none.
+
+    It is derived from the key's id and the site's secret, so that it can be told again and is
+    not stored.
+
+    Raises:
+        ConflictProblem: the team has ``MOST_KEYS`` valid keys.
+    """
+    for key in valid_keys(team).filter(owner=by, name=PLAYGROUND):
+        text = _derived(key.pk)
+        if key.digest == key_hash(text):  # else somebody made a key of this name
+            return text
+    options = KeyOptions(name=PLAYGROUND, hold_seconds=PLAYGROUND_HOLD_SECONDS, days=30.0)
+    with transaction.atomic():
+        key, _ = key_make(team=team, by=by, options=options)
+        text = _derived(key.pk)
+        key.digest, key.hint = key_hash(text), text[:HINT_LENGTH]
+        key.save(update_fields=["digest", "hint"])
+    return text
+
+
+def _derived(key_id: str) -> str:
+    digest = salted_hmac(PLAYGROUND_SALT, key_id, algorithm="sha256").digest()
+    return PREFIX + urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def valid_keys(team: Team) -> QuerySet[ServingKey]:

@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
+from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_GET, require_POST
 
 from runners.plans.launch import Launch
@@ -30,9 +31,9 @@ from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
-from webapp.deployments.addresses import gateway_url
-from webapp.deployments.forms import ChangeForm, DeployForm, KeyForm
-from webapp.deployments.keys import key_make, key_revoke
+from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
+from webapp.deployments.forms import ChangeForm, ConversationForm, DeployForm, KeyForm
+from webapp.deployments.keys import PLAYGROUND, key_make, key_revoke, playground_key_of
 from webapp.deployments.models import Deployment, Replica, Usage
 from webapp.deployments.permissions import (
     deployment_for,
@@ -122,6 +123,7 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
         "ended": ended.select_related(*READ_WITH_REPLICAS)[:SHOWN_REPLICAS],
         "gateway_url": gateway_url(request),
         "may_change": may,
+        "may_ask": is_practitioner,
         "may_wake": view.state in WAKEABLE and (may or (is_practitioner and not row.is_paused)),
         "may_sleep": may and bool(view.replicas) and not row.is_warm(now()),
         "form": form or ChangeForm(row),
@@ -138,6 +140,35 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
 def _sums(rows: Any) -> dict[str, int]:  # noqa: ANN401 -- a query set of usage
     found = rows.order_by().aggregate(**{name: Sum(name) for name in SUMS})
     return {name: value or 0 for name, value in found.items()}
+
+
+@require_GET
+def deployment_playground(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Show a conversation with a deployment; its script asks the gateway."""
+    row = usable_deployment(request, deployment_id)
+    context = {
+        "deployment": row,
+        "form": ConversationForm(row.name, _adapters_of(row)),
+        "gateway_path": GATEWAY_PATH,
+        "gateway_url": gateway_url(request),
+        "key_name": PLAYGROUND,
+    }
+    return render(request, "deployments/playground.html", context)
+
+
+def _adapters_of(deployment: Deployment) -> list[str]:
+    """Return the adapters that a deployment serves now."""
+    serving = view_of(deployment).serving[:1]
+    return [each["name"] for replica in serving for each in replica.job.spec.get("adapters", ())]
+
+
+@require_POST
+@sensitive_variables()
+def deployment_playground_key(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Return the text of the person's own key for playgrounds."""
+    row = usable_deployment(request, deployment_id)
+    text = playground_key_of(team=row.team, by=signed_in(request))
+    return HttpResponse(text, content_type="text/plain; charset=utf-8")
 
 
 @require_POST

@@ -72,6 +72,8 @@ RULES = {
     "deployments/usage/": PAGE,
     "deployments/usage.csv": PAGE,
     "deployments/<slug:deployment_id>/": OBJECT,
+    "deployments/<slug:deployment_id>/playground/": Rule("get", PRACTITIONER, is_object=True),
+    "deployments/<slug:deployment_id>/playground/key/": ACT,
     "deployments/<slug:deployment_id>/wake/": ACT,
     "deployments/<slug:deployment_id>/sleep/": OWN,
     "deployments/<slug:deployment_id>/change/": OWN,

@@ -376,6 +376,8 @@ TWINS = {
     "plan-tune": "start_tuning", "tuning-list": "list_tunings", "tuning-detail": "get_tuning",
     "tuning-stop": "stop_tuning", "tuning-delete": "delete_tuning",
     "deployment-list": "list_deployments", "deployment-detail": "get_deployment",
+    "deployment-playground": "-the gateway's own API answers",
+    "deployment-playground-key": "-a key of one's own is made instead",
     "deployment-wake": "wake_deployment", "deployment-sleep": "sleep_deployment",
     "deployment-change": "change_deployment", "deployment-delete": "delete_deployment",
     "serving-keys": "list_serving_keys", "serving-key-save": "make_serving_key",

@@ -1,0 +1,195 @@
+/* A conversation with a deployment, through the gateway, as any client has it. */
+(() => {
+  "use strict";
+  const form = document.querySelector("[data-conversation]");
+  if (!form) return;
+  const turns = document.querySelector("[data-turns]");
+  const field = (name) => form.elements.namedItem(name);
+  const button = (name) => form.querySelector(`[data-${name}]`);
+  const stop = button("stop");
+  const chat = `${form.dataset.gateway}/chat/completions`;
+  const NOT_KNOWN_YET_MS = 1500; // a gateway reads keys once a second
+  let messages = []; // of the conversation, without the system prompt
+  let key = "";
+  let current = null;
+
+  const request = () => {
+    const system = field("system").value.trim();
+    return {
+      model: field("model").value,
+      messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
+      temperature: Number(field("temperature").value),
+      max_tokens: Number(field("max_tokens").value),
+    };
+  };
+
+  /* The conversation as code, with the message that is being written. */
+  const showCode = () => {
+    const written = field("prompt").value.trim();
+    const body = request();
+    if (written) body.messages.push({ role: "user", content: written });
+    const json = JSON.stringify(body, null, 2);
+    document.querySelector("#conversation-curl").textContent = [
+      `curl ${form.dataset.url}/chat/completions \\`,
+      '  -H "Content-Type: application/json" -H "Authorization: Bearer $SLIPWAY_KEY" \\',
+      `  -d '${json.replaceAll("'", "'\\''")}'`,
+    ].join("\n");
+    const named = Object.entries(body).map(([name, value]) => `    ${name}=${JSON.stringify(value)},`);
+    document.querySelector("#conversation-python").textContent = [
+      "import os", "", "from openai import OpenAI", "",
+      `client = OpenAI(base_url=${JSON.stringify(form.dataset.url)}, api_key=os.environ["SLIPWAY_KEY"])`,
+      "answer = client.chat.completions.create(", ...named, ")",
+      "print(answer.choices[0].message.content)",
+    ].join("\n");
+  };
+
+  const turn = (who, text) => {
+    const item = document.createElement("li");
+    const head = document.createElement("p");
+    const name = document.createElement("strong");
+    const words = document.createElement("span");
+    const body = document.createElement("pre");
+    item.className = "stack-s";
+    head.className = "faint";
+    body.className = "log wrapped";
+    body.tabIndex = 0;
+    body.setAttribute("aria-label", who);
+    name.textContent = who;
+    words.setAttribute("role", "status");
+    body.textContent = text;
+    head.append(name, " ", words);
+    item.append(head, body);
+    turns.append(item);
+    return { item, body, words };
+  };
+
+  const fetchKey = async () => {
+    const sent = new FormData();
+    sent.set("csrfmiddlewaretoken", field("csrfmiddlewaretoken").value);
+    const answer = await fetch(form.dataset.keyUrl, { method: "POST", body: sent });
+    if (!answer.ok) throw new Error("This site gave no key. Load the page again.");
+    return answer.text();
+  };
+
+  const ask = async (body, signal) => {
+    const isFirst = !key;
+    key ||= await fetchKey();
+    const send = () => fetch(chat, {
+      method: "POST", signal, body: JSON.stringify(body),
+      headers: { Authorization: `Bearer ${key}`, "Content-Type": "application/json" },
+    });
+    let answer = await send();
+    if (answer.status === 401 && isFirst) {
+      await new Promise((done) => { setTimeout(done, NOT_KNOWN_YET_MS); });
+      answer = await send();
+    }
+    if (answer.status === 401) key = "";
+    return answer;
+  };
+
+  const messageOf = (text) => {
+    try {
+      return JSON.parse(text).error.message;
+    } catch {
+      return text.slice(0, 500) || "The gateway does not answer.";
+    }
+  };
+
+  /* Yield the documents of an event stream; comments, which keep it open, are left out. */
+  const events = async function* events(answer) {
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data: {")) yield JSON.parse(line.slice("data: ".length));
+      }
+    }
+  };
+
+  const read = async (answer, shown, askedAt) => {
+    let firstAt = 0;
+    let tokens = 0;
+    for await (const event of events(answer)) {
+      if (event.error) throw new Error(event.error.message);
+      const delta = event.choices?.[0]?.delta ?? {};
+      const text = `${delta.reasoning_content ?? ""}${delta.content ?? ""}`;
+      if (text) firstAt ||= performance.now();
+      tokens = event.usage?.completion_tokens ?? tokens;
+      shown.body.append(text);
+      if (text) shown.item.scrollIntoView({ block: "nearest" });
+    }
+    const now = performance.now();
+    const rate = ((tokens - 1) / (now - firstAt)) * 1000;
+    const figures = firstAt ? [`first token after ${((firstAt - askedAt) / 1000).toFixed(2)} s`] : [];
+    if (firstAt && tokens > 1) figures.push(`${rate.toFixed(1)} tok/s`);
+    if (tokens) figures.push(`${tokens} tokens`);
+    shown.words.textContent = figures.join(" · ");
+  };
+
+  const send = async () => {
+    const prompt = field("prompt").value.trim();
+    if (!prompt || current) return;
+    current = new AbortController();
+    const { signal } = current;
+    messages.push({ role: "user", content: prompt });
+    const asked = turn("You", prompt);
+    field("prompt").value = "";
+    const shown = turn(field("model").value, "");
+    shown.words.textContent = "waiting for the first token; a model that sleeps is loaded first";
+    stop.hidden = false;
+    button("send").disabled = true;
+    shown.body.setAttribute("aria-busy", "true");
+    const askedAt = performance.now();
+    try {
+      const body = { ...request(), stream: true, stream_options: { include_usage: true } };
+      const answer = await ask(body, signal);
+      if (!answer.ok) throw new Error(messageOf(await answer.text()));
+      await read(answer, shown, askedAt);
+    } catch (error) {
+      if (signal.aborted) {
+        shown.words.textContent = "stopped";
+      } else if (shown.body.textContent) {
+        shown.words.textContent = `broken off: ${error.message}`;
+      } else { // nothing was answered: the message can be sent again
+        shown.words.textContent = error.message;
+        field("prompt").value = prompt;
+        messages.pop();
+        asked.item.remove();
+      }
+    }
+    if (messages.length && shown.body.textContent) {
+      messages.push({ role: "assistant", content: shown.body.textContent });
+    } else if (messages.at(-1)?.role === "user") messages.pop();
+    current = null;
+    stop.hidden = true;
+    button("send").disabled = false;
+    shown.body.removeAttribute("aria-busy");
+    showCode();
+    field("prompt").focus();
+  };
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      if (form.reportValidity()) send();
+    }
+  });
+  form.addEventListener("input", showCode);
+  stop.addEventListener("click", () => current?.abort());
+  button("new").addEventListener("click", () => {
+    current?.abort();
+    messages = [];
+    turns.replaceChildren();
+    showCode();
+    field("prompt").focus();
+  });
+  showCode();
+})();
