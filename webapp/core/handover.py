@@ -44,6 +44,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)  # noqa: FBT003 -- the library's
         self._end = end
+        self._turn = asyncio.Lock()  # of those that give: one tries, the others wait behind it
 
     def fileno(self) -> int:
         """Return the descriptor, for an event loop."""
@@ -64,15 +65,16 @@ class Channel:
                 file.seek(0)
                 data, descriptors = b"", [connection, file.fileno()]
             deadline = asyncio.get_running_loop().time() + HANDOVER_SECONDS
-            while True:
-                try:
-                    socket.send_fds(self._end, [data], descriptors)
-                except BlockingIOError:
-                    if asyncio.get_running_loop().time() > deadline:
-                        raise
-                    await asyncio.sleep(RETRY_SECONDS)
-                else:
-                    return
+            async with self._turn:
+                while True:
+                    try:
+                        socket.send_fds(self._end, [data], descriptors)
+                    except BlockingIOError:
+                        if asyncio.get_running_loop().time() > deadline:
+                            raise
+                        await asyncio.sleep(RETRY_SECONDS)
+                    else:
+                        return
 
     def given(self) -> Iterator[tuple[socket.socket, bytes]]:
         """Yield the connections that the other process has handed over."""
@@ -108,6 +110,7 @@ class SharedProtocol(HeaderDeadlineProtocol):
         self._side = side
         self._begun = begun  # of a request whose target is not there yet, or handed over with it
         self._is_in_request = False
+        self._is_ending = False  # after the answers that are due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with what was read before it was handed over."""
@@ -117,8 +120,9 @@ class SharedProtocol(HeaderDeadlineProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer a request of this process; hand over one of the other."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if self._is_in_request or not (cycle is None or cycle.response_complete):
+        if self._is_ending:
+            return
+        if self._is_in_request or not self._is_idle:
             super().data_received(data)
             return
         data, self._begun = self._begun + data, b""
@@ -134,18 +138,53 @@ class SharedProtocol(HeaderDeadlineProtocol):
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
+    @property
+    def _is_idle(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return cycle is None or cycle.response_complete
+
     def on_message_begin(self) -> None:
         """Take all bytes up to the end of the request."""
         self._is_in_request = True
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        """Answer the request; one of the other process, sent before its turn, ends the connection.
+
+        It cannot be handed over while answers to those before it are due. A client that gets no
+        answer to a request which it sent ahead repeats it (RFC 9112, 9.3.2).
+        """
+        is_own = bool(OF_GATEWAY.match(b"GET " + self.url + b" ")) is self._side.is_gateway
+        if self._is_ending:
+            return
+        if is_own:
+            super().on_headers_complete()
+            return
+        self._is_ending = True
+        self._end_deadline()
+        if self._is_idle:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a request that is answered here."""
+        if not self._is_ending:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Decide again at the next one."""
         self._is_in_request = False
-        super().on_message_complete()
+        if not self._is_ending:
+            super().on_message_complete()
 
     async def _hand_over(self, data: bytes) -> None:
-        while self.transport.get_write_buffer_size():  # noqa: ASYNC110 -- of the answer before
+        deadline = self.loop.time() + HANDOVER_SECONDS
+        while self.transport.get_write_buffer_size():  # of the answer before
+            if self.loop.time() > deadline:
+                self.transport.abort()
+            if self.transport.is_closing():
+                return
             await asyncio.sleep(RETRY_SECONDS)
         if self.transport.is_closing():
             return

@@ -57,6 +57,7 @@ LEAVING = timedelta(seconds=1.0)
 MOST_DRAIN = timedelta(minutes=10)  # that open requests keep a replica which leaves
 ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
 HOLD = timedelta(seconds=45.0)  # longer than a job rests that failed its checks
+OWN_STOP = timedelta(seconds=10.0)  # an endpoint that is told to ends by itself when idle
 LOADS = 5  # the last ones, whose median is the forecast
 FAULT = "Slipway failed while it started a replica; the site's log says where."
 GONE = (
@@ -434,7 +435,7 @@ def _start(deployment: Deployment, number: int, by: User | None = None) -> Repli
                 name=f"Deployment {deployment.name}"[:NAME_LENGTH],
                 is_named=False,
                 key_hashes=hashes_of(new_key()),
-                idempotency_key=f"deployment-{deployment.pk}-{number}",
+                idempotency_key=f"deployment-{deployment.pk}-{deployment.revision}-{number}",
                 served_name=deployment.name,
             )
         return _attached(deployment, job)
@@ -537,6 +538,8 @@ def _advance_if_due(
             _take_turn(replicas[0], queue)
     elif not (replicas[0].job.state == JobState.RUNNING and replicas[0].is_ready):
         deployment_advance(deployment)
+    elif is_idle(deployment, replicas, now() - OWN_STOP):
+        _sleep_idle(deployment, replicas)
 
 
 def _is_wanted(deployment: Deployment) -> bool:
@@ -576,8 +579,7 @@ def _scale(deployment: Deployment, live: list[Replica]) -> None:
     """
     instant = now()
     if is_idle(deployment, live, instant):
-        event_record(deployment, "deployment.slept", ACTOR)
-        _stop(live, ACTOR)
+        _sleep_idle(deployment, live)
         return
     current = [each for each in live if each.revision == deployment.revision]
     if len(current) < len(live):
@@ -586,7 +588,8 @@ def _scale(deployment: Deployment, live: list[Replica]) -> None:
     _note_need(deployment, needed - len(live), instant)
     is_short = len(live) < deployment.min_replicas or _lasts(deployment.busy_since, BUSY, instant)
     is_queued = any(each.job.state == JobState.QUEUED for each in live)
-    if needed > len(live) and is_short and not is_queued and not _rests(deployment, instant):
+    is_free = not (is_queued or _rests(deployment, instant) or _gives_way(deployment))
+    if needed > len(live) and is_short and is_free:
         _start(deployment, _next_number(deployment))
     elif len(live) > deployment.max_replicas or (
         needed < len(live) and _lasts(deployment.spare_since, SPARE, instant)
@@ -596,6 +599,11 @@ def _scale(deployment: Deployment, live: list[Replica]) -> None:
         waiting = [each for each in live if not each.is_ready]
         leaver = waiting[0] if waiting else min(ready, key=_used_at)
         _leave([leaver], instant)
+
+
+def _sleep_idle(deployment: Deployment, replicas: list[Replica]) -> None:
+    event_record(deployment, "deployment.slept", ACTOR)
+    _stop(replicas, ACTOR)
 
 
 def _note_need(deployment: Deployment, num_missing: int, instant: datetime) -> None:
@@ -698,18 +706,18 @@ def _take_turn(waiter: Replica, queue: Queue) -> None:
 
 
 def _gives_way(deployment: Deployment) -> bool:
-    """Return whether a deployment's last replica left for one that still waits in the queue.
+    """Return whether a deployment's replica left for one that still waits in the queue.
 
     Its next one is queued behind: teams that used little would be before it otherwise, and the
     two would only change places.
     """
-    rows = Replica.objects.filter(deployment=deployment)
-    last = rows.select_related("gives_way_to__job").first()
-    other = last.gives_way_to if last else None
-    if last is None or other is None or other.is_leaving or other.ended_at is not None:
-        return False
-    is_going = last.ended_at is None or now() < last.ended_at + HOLD
-    return is_going and other.job.state == JobState.QUEUED
+    return Replica.objects.filter(
+        Q(ended_at=None) | Q(ended_at__gt=now() - HOLD),
+        deployment=deployment,
+        gives_way_to__is_leaving=False,
+        gives_way_to__ended_at=None,
+        gives_way_to__job__state=JobState.QUEUED,
+    ).exists()
 
 
 # Roll out another version
@@ -727,6 +735,8 @@ def _finish_roll(deployment: Deployment) -> None:
         return
     newer = [each for each in live if each.revision == deployment.revision]
     if not newer:  # its start was refused, or its job ended: the problem says why
+        if not _rests(deployment, instant):
+            _start(deployment, _next_number(deployment))
         return
     newest, num_wanted = newer[0], max(deployment.min_replicas, len(live) - 1)
     if not all(each.is_ready for each in newer):
@@ -735,9 +745,8 @@ def _finish_roll(deployment: Deployment) -> None:
             _leave([next(_few_without(newest, older))], instant)
     elif len(newer) >= min(num_wanted, deployment.max_replicas):
         _leave(older, instant)
-    elif not _rests(deployment, instant):
+    elif not _rests(deployment, instant) and _start(deployment, _next_number(deployment)):
         _leave(older[-1:], instant)
-        _start(deployment, _next_number(deployment))
 
 
 def _few_without(newest: Replica, older: list[Replica]) -> Iterator[Replica]:

@@ -48,12 +48,24 @@ class WarmHours:
         )
 
     def end_after(self, instant: datetime) -> datetime | None:
-        """Return when the hours that cover an instant end, to the minute; None if they do not."""
+        """Return when the hours that cover an instant end, at most a week on, to the minute.
+
+        None: within a week they do not end.
+        """
         minute = instant.replace(second=0, microsecond=0)
         last = minute + timedelta(days=8)
         while minute < last and self.cover(minute):
-            minute += timedelta(minutes=1)
-        return None if minute == last else minute
+            minute += timedelta(minutes=self._steady_minutes(minute))
+        return None if minute >= last else minute
+
+    def _steady_minutes(self, instant: datetime) -> int:
+        """Return for how many minutes nothing changes; one where clocks may be set."""
+        local = instant.astimezone(self.zone)
+        minute = local.hour * 60 + local.minute
+        borders = {at % DAY_MINUTES for each in self.windows for at in (each.begin, each.end)}
+        left = min((at - minute - 1) % DAY_MINUTES + 1 for at in {*borders, 0})
+        later = (instant + timedelta(minutes=left)).astimezone(self.zone)
+        return left if later.utcoffset() == local.utcoffset() else 1
 
 
 @lru_cache(maxsize=1024)

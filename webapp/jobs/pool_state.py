@@ -275,11 +275,11 @@ class PoolState:
 
     def bytes_left(self, device_id: str) -> int:
         """Return the memory of a device that jobs may still share; 0 if one holds it alone."""
+        device = self.devices[device_id]
         held = [each.num_bytes for each in self.holders.get(device_id, ())]
-        if None in held:
+        if None in held or foreign_pids(self.hosts[device.host_id], device):
             return 0
-        left = shareable_bytes(self.devices[device_id]) - sum(each or 0 for each in held)
-        return max(0, left)
+        return max(0, shareable_bytes(device) - sum(each or 0 for each in held))
 
 
 def pool_state_of(

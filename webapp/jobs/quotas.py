@@ -329,7 +329,7 @@ class Rules:
         """Return whether the team may hold these devices too, and count them if so."""
         limit = self._quotas[job.team_id].max_devices
         held = self._held.setdefault(job.team_id, set())
-        if limit is not None and len(held.union(devices)) > limit:
+        if limit is not None and not held.issuperset(devices) and len(held.union(devices)) > limit:
             return False
         held.update(devices)
         return True

@@ -1,12 +1,13 @@
 """The scheduler: assign devices to jobs as a pure function of a snapshot."""
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar
 
 # Input and output of a queue decision, as plain values.
@@ -183,6 +184,7 @@ class Table:
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = sorted(hosts, key=lambda host: host.id)
         self._uses: dict[str, list[Use]] = {}
+        self._profiles: dict[str, Profile] = {}
         self.free_at: dict[str, float] = {}  # when the last use ends
         self.taken: set[str] = set()  # devices of which a use has begun
         self.kept_from: dict[str, tuple[float, str]] = {}  # first reservations: start, job
@@ -240,8 +242,7 @@ class Table:
             if device.id in self.taken:
                 return False
             return math.isfinite(seconds) and seconds <= self._kept_start[device.id]
-        uses = self._uses[device.id]
-        room = device.shareable_bytes - _most_bytes(uses, 0.0, seconds)
+        room = device.shareable_bytes - self._profile(device.id).most_until(seconds)
         return min(num_bytes, device.shareable_bytes) <= room
 
     def places_on(
@@ -290,6 +291,7 @@ class Table:
 
     def _use(self, device: str, use: Use) -> None:
         self._uses.setdefault(device, []).append(use)
+        self._profiles.pop(device, None)
         self.free_at[device] = max(use.end, self.free_at[device])
         if use.start == BEGUN:
             self.taken.add(device)
@@ -300,37 +302,65 @@ class Table:
         """Return when a job may take a device for as long as it likes, or share it."""
         if num_bytes is None or not device.shareable_bytes:
             return self.free_at[device.id]
-        uses = self._uses.get(device.id, [])
         room = device.shareable_bytes - min(num_bytes, device.shareable_bytes)
-        starts = sorted({0.0, *(use.end for use in uses)})
-        return next((at for at in starts if _most_bytes(uses, at, FOREVER) <= room), FOREVER)
+        return self._profile(device.id).first_with(room)
 
     def _left_on(self, device: Device, num_bytes: int) -> int:
         """Return the bytes that a job leaves of what others share now, or of an untouched one."""
         left = device.shareable_bytes - num_bytes
         if device.id not in self.taken:
             return UNTOUCHED + left
-        now = _most_bytes(self._uses[device.id], 0.0, 0.0)
-        return left - int(min(now, device.shareable_bytes))
+        return left - int(min(self._profile(device.id).now_bytes, device.shareable_bytes))
+
+    def _profile(self, device: str) -> "Profile":
+        if device not in self._profiles:
+            self._profiles[device] = Profile(self._uses.get(device, ()))
+        return self._profiles[device]
 
 
 def _bytes_of(demand: Demand) -> float:
     return FOREVER if demand.num_bytes is None else demand.num_bytes
 
 
-def _most_bytes(uses: Sequence[Use], start: float, end: float) -> float:
-    """Return the most memory that is in use at once in an interval, and at its start."""
-    starts = [
-        use.start for use in uses if start < use.start and (use.start < end or end == FOREVER)
-    ]
-    return max(_bytes_at(uses, at) for at in [start, *starts])
+class Profile:
+    """The memory in use on a device from now on; it changes at ``times``, ascending from 0.
 
+    What nobody knows the end of never ends, also at ``FOREVER``, when a use begins of which nobody
+    knows the start.
+    """
 
-def _bytes_at(uses: Sequence[Use], at: float) -> float:
-    """Return the memory in use at an instant; what nobody knows the end of never ends."""
-    return sum(
-        use.num_bytes for use in uses if use.start <= at and (at < use.end or use.end == FOREVER)
-    )
+    def __init__(self, uses: Sequence[Use]) -> None:
+        changes: list[tuple[float, float, int]] = []  # at, bytes, devices as a whole
+        for use in uses:
+            is_whole = math.isinf(use.num_bytes)
+            num_bytes, num_whole = (0.0, 1) if is_whole else (use.num_bytes, 0)
+            if use.end > 0.0:
+                changes.append((max(use.start, 0.0), num_bytes, num_whole))
+                if math.isfinite(use.end):
+                    changes.append((use.end, -num_bytes, -num_whole))
+        changes.sort()
+        self.times, used = [0.0], [0.0]
+        num_bytes, num_whole = 0.0, 0
+        for at, more_bytes, more_whole in changes:
+            num_bytes, num_whole = num_bytes + more_bytes, num_whole + more_whole
+            if at > self.times[-1]:
+                self.times.append(at)
+                used.append(0.0)
+            used[-1] = FOREVER if num_whole else num_bytes
+        self.now_bytes = used[0]
+        self._most_until = list(accumulate(used, max))
+        self._most_from = list(accumulate(reversed(used), max))[::-1]
+
+    def most_until(self, seconds: float) -> float:
+        """Return the most memory that is in use at once from now to an instant."""
+        if math.isinf(seconds):
+            return self._most_until[-1]
+        return self._most_until[max(0, bisect_left(self.times, seconds) - 1)]
+
+    def first_with(self, room: float) -> float:
+        """Return from when on no more than so much memory is in use."""
+        at = bisect_left(self._most_from, True, key=lambda most: most <= room)  # noqa: FBT003
+        return self.times[at] if at < len(self.times) else FOREVER
 
 
 class Ranking:

@@ -119,6 +119,7 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
     context: dict[str, Any] = {
         "view": view,
         "deployment": row,
+        "is_warm": row.is_warm(now()),
         "warm_until": warm_hours(row.warm_hours).end_after(now()),
         "ended": ended.select_related(*READ_WITH_REPLICAS)[:SHOWN_REPLICAS],
         "gateway_url": gateway_url(request),

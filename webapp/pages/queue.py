@@ -278,8 +278,10 @@ def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRo
         return DeviceRow(name, "free", "free")
     rows = [_holder_row(each, picture.elsewhere.get(device_id), teams) for each in holders]
     is_alone = any(each.num_bytes is None for each in holders)
-    left = "" if is_alone else f"{display.memory(picture.bytes_left(device_id))} left to share"
-    return DeviceRow(name, left, "held", rows)
+    words = "" if is_alone else f"{display.memory(picture.bytes_left(device_id))} left to share"
+    if not is_alone and foreign_pids(picture.hosts[device.host_id], device):
+        words = "used by another process too, so that nobody joins"
+    return DeviceRow(name, words, "held", rows)
 
 
 def _holder_row(holder: Holder, through: RemoteHolder | None, teams: set[str]) -> HolderRow:

@@ -154,3 +154,44 @@ def test_when_too_many_wait_for_the_other_process_a_client_is_told(monkeypatch):
             connection[1].close()
 
     law(run)
+
+
+def test_a_request_of_the_other_process_that_is_sent_ahead_ends_the_connection():
+    async def run():
+        async with Pair() as pair:
+            await pair.begin("web")
+            reader, writer = await pair.connected()
+            requests = (("/a", "one"), ("/v1/b", "two"), ("/c", "three"))
+            writer.write(
+                b"".join(
+                    f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+                    .encode()
+                    for path, body in requests
+                )
+            )  # fmt: skip
+            async with asyncio.timeout(30):
+                answers = (await reader.read()).decode()
+            assert answers.count("HTTP/1.1 200") == 1
+            assert "web /a 3 " in answers
+            writer.close()
+
+    law(run)
+
+
+def test_a_client_that_does_not_read_its_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(handover, "HANDOVER_SECONDS", 0.2)
+
+    async def run():
+        async with Pair() as pair:
+            server = await pair.begin("web")
+            reader, writer = await pair.connected()
+            await pair.ask((reader, writer), "/a")
+            (connection,) = server.server_state.connections
+            monkeypatch.setattr(type(connection.transport), "get_write_buffer_size", lambda _: 1)
+            writer.write(b"GET /v1/b HTTP/1.1\r\nhost: x\r\n\r\n")
+            with suppress(ConnectionError):
+                async with asyncio.timeout(30):
+                    assert await reader.read() == b""
+            writer.close()
+
+    law(run)

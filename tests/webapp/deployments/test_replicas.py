@@ -11,6 +11,7 @@ from tests.webapp.deployments.test_deployments import answer, end, make, plan  #
 from tests.webapp.plans.conftest import demo_plan, serve_plan, trained  # noqa: F401
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.deployments import services
 from webapp.deployments.models import Deployment, GatewayLoad, Replica
 from webapp.deployments.services import (
     advance_all,
@@ -111,6 +112,51 @@ def test_a_version_that_fails_leaves_the_old_replicas_alone(team, alice, plan): 
     row.refresh_from_db()
     assert [each.revision for each in live(row)] == [0, 0]
     assert row.problem
+
+
+def test_no_replica_leaves_for_one_that_cannot_be_started(
+    team, alice, plan, monkeypatch  # noqa: F811
+):  # fmt: skip
+    row = make(team, alice, plan, min_replicas=2, max_replicas=2)
+    answer(deployment_wake(row))
+    answer(live(row)[0])
+    deployment_change(deployment=row, by=alice, launch=Launch(priority="low"))
+    monkeypatch.setattr(services, "_start", lambda *_: None)
+    answer(live(row)[0])
+    advance_all()
+    assert len(live(row)) == 3
+
+
+def test_what_was_given_away_is_not_asked_back(team, alice, plan):  # noqa: F811
+    row, other = (make(team, alice, plan, name=n, min_replicas=2, max_replicas=2) for n in "ab")
+    answer(deployment_wake(row))
+    answer(live(row)[0])
+    waiter = deployment_wake(other)
+    Job.objects.filter(pk=waiter.job_id).update(state=JobState.QUEUED)
+    Replica.objects.filter(pk=live(row)[1].pk).update(
+        is_leaving=True, left_at=now(), gives_way_to=waiter
+    )
+    services.deployment_advance(row)
+    assert len(live(row)) == 1
+    Job.objects.filter(pk=waiter.job_id).update(state=JobState.RUNNING)
+    services.deployment_advance(row)
+    assert len(live(row)) == 2
+
+
+def test_one_that_is_no_longer_scaled_still_sleeps(
+    team, alice, plan, time_machine  # noqa: F811
+):  # fmt: skip
+    time_machine.move_to(now(), tick=False)
+    row = make(team, alice, plan, warm_hours="mon-sun 00:00-24:00", idle_seconds=60.0)
+    advance_all()
+    answer(live(row)[0])
+    page = client_of(alice).get(f"/deployments/{row.pk}/").content.decode()
+    assert "kept awake" in page
+    deployment_change(deployment=row, by=alice, warm_hours="")
+    advance(65.0, time_machine)
+    assert len(live(row)) == 1  # an endpoint that stops by itself has had its time
+    advance(8.0, time_machine)
+    assert live(row) == []
 
 
 def test_it_is_awake_in_its_hours_and_may_sleep_after_them(

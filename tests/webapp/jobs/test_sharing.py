@@ -133,6 +133,26 @@ def test_a_team_at_its_limit_shares_the_devices_that_it_holds(submit, team, memo
     assert third.state == JobState.PREFLIGHT
 
 
+def test_a_team_above_its_limit_shares_what_it_holds_and_gets_nothing_else(submit, team, memory):
+    submit(memory // 2)
+    Quota.objects.create(team=team, max_devices=0)
+    assert submit(memory // 4).state == JobState.PREFLIGHT
+    assert submit(memory // 2).state == JobState.QUEUED
+
+
+def test_where_another_process_runs_nothing_is_left_to_share(submit, memory, host, alice):
+    submit(memory // 2)
+    Device.objects.update(kind="gpu", uuid="g1")
+    load = {"uuid": "g1", "memory_used_bytes": 1, "utilization": 0.5, "foreign_pids": [4321]}
+    host.refresh_from_db()
+    type(host).objects.filter(pk=host.pk).update(last_beat={**host.last_beat, "gpus": [load]})
+    waiting = submit(memory // 4)
+    assert waiting.state == JobState.QUEUED
+    assert "has 0" in waiting_sentence(waiting)
+    page = client_of(alice).get("/queue/").content.decode()
+    assert "used by another process too, so that nobody joins" in page
+
+
 def test_gpu_hours_count_the_part_of_a_device_that_a_job_asked_for(submit, team, memory):
     Device.objects.update(kind="gpu")
     quarter = Device.objects.get().memory_bytes // 4

@@ -4,6 +4,20 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 
+def tell_versions_apart(apps, schema_editor) -> None:
+    """Finish a roll-out that runs: its newest replica is of another revision than the others."""
+    Replica = apps.get_model("deployments", "Replica")
+    live = Replica.objects.filter(ended_at=None, is_leaving=False).order_by("created_at", "id")
+    newest: dict[str, list[str]] = {}
+    for replica_id, deployment_id in live.values_list("pk", "deployment"):
+        newest.setdefault(deployment_id, []).append(replica_id)
+    for deployment_id, replicas in newest.items():
+        if len(replicas) > 1:
+            Replica.objects.filter(pk=replicas[-1]).update(revision=1)
+            rows = apps.get_model("deployments", "Deployment").objects.filter(pk=deployment_id)
+            rows.update(revision=1)
+
+
 class Migration(migrations.Migration):
     dependencies = [
         ("deployments", "0003_usage_newest_first"),
@@ -75,4 +89,5 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.RunPython(tell_versions_apart, migrations.RunPython.noop),
     ]
