@@ -137,9 +137,15 @@ class ChangedDeployment(Sent):
     aliases: Annotated[
         Aliases | None, Field(description="All further names that it answers to, such as gpt-4o")
     ] = None
-    warm_hours: WarmHours | None = None
-    min_replicas: Replicas | None = None
-    max_replicas: Replicas | None = None
+    warm_hours: Annotated[
+        WarmHours | None, Field(description=f"Hours in which it is kept awake, such as {EXAMPLE}")
+    ] = None
+    min_replicas: Annotated[
+        Replicas | None, Field(description="Jobs that serve it at once, while it is awake")
+    ] = None
+    max_replicas: Annotated[
+        Replicas | None, Field(description="Jobs that serve it at once, with many requests")
+    ] = None
 
 
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:

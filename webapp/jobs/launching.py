@@ -579,7 +579,8 @@ def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
         if reads(each.name, context.model)
         and not (needs_gguf(each.name) and lacks_gguf(context.producer))
     ]
-    if any("draft_model" in each.features for each in engines):
+    takes_drafts = any("draft_model" in each.features for each in engines)
+    if takes_drafts and gpu_vendors(context.host):  # on processors no engine was seen with one
         points["drafts"] = context.draft_models
     serving: dict[str, Any] = {
         "endpoint": EXPLANATIONS["serve"] + context.download,

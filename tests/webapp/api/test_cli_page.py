@@ -79,5 +79,5 @@ def test_every_example_prints_the_lines_that_the_page_shows(
             for line in expected:
                 assert named(line, host.slug) in out + err, (command, out, err)
             called.add(words[1])
-    assert called - LOCAL == set(COMMANDS) - LOCAL - {"verify", "mcp"}
+    assert called - LOCAL == set(COMMANDS) - LOCAL - {"verify", "mcp", "tune"}
     assert called & LOCAL == {"models", "plan"}  # which also have a half of the server

@@ -320,11 +320,13 @@ def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, smal
             launchable_of(serving, wish)
 
 
-def test_without_gpus_an_endpoint_is_offered_nothing_that_only_vllm_takes(
+def test_without_gpus_an_endpoint_is_offered_what_vllm_takes_on_processors(
     serve_plan, trained, small, alice
 ):
     plan = with_model(serve_plan, trained, "serve")
     note, page = launch_note(plan), page_of(plan, alice)
     assert "drafts" not in note
     assert 'name="engine"' in page
-    assert 'name="prefix_caching"' not in page
+    assert 'name="prefix_caching"' in page
+    assert 'value="lookup"' in page
+    assert f'value="{small.pk}"' not in page  # no model that guesses was seen there
