@@ -489,6 +489,7 @@ def _failed(deployment: Deployment, words: str) -> None:
     Deployment.objects.filter(pk=deployment.pk).update(
         problem=words, failed_at=now(), failures=min(deployment.failures + 1, 100), asked_at=None
     )
+    deployment.refresh_from_db(fields=["problem", "failed_at", "failures", "asked_at"])
 
 
 # Advance

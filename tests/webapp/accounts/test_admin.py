@@ -41,7 +41,11 @@ def as_root(admin_user):
 
 def test_every_table_of_a_person_or_a_job_is_registered():
     hidden = {"metricbatch", "metricchunk", "secret"}
-    hidden |= {"hostmodel", "repositoryuse", "gatewayload"}  # reports of hosts and of jobs, made anew each time
+    hidden |= {
+        "hostmodel",
+        "repositoryuse",
+        "gatewayload",
+    }  # reports of hosts and of jobs, made anew each time
     models = {m for m in apps.get_models() if m.__module__.startswith("webapp.")}
     assert {m._meta.model_name for m in models - set(OURS)} == hidden
 

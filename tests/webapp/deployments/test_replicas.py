@@ -112,6 +112,9 @@ def test_a_version_that_fails_leaves_the_old_replicas_alone(team, alice, plan): 
     row.refresh_from_db()
     assert [each.revision for each in live(row)] == [0, 0]
     assert row.problem
+    Deployment.objects.update(failed_at=now() - timedelta(seconds=6))
+    advance_all()
+    assert [each.revision for each in live(row)] == [1, 0, 0]  # tried again, after a rest
 
 
 def test_no_replica_leaves_for_one_that_cannot_be_started(

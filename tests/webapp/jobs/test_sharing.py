@@ -10,7 +10,7 @@ from webapp.core.clock import now
 from webapp.hosts.models import Device
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.pool_state import USABLE_RATIO
-from webapp.jobs.quotas import device_seconds
+from webapp.jobs.quotas import device_seconds, held_devices
 from webapp.jobs.services import job_stop, job_submit
 from webapp.jobs.waiting import waiting_sentence
 
@@ -134,9 +134,14 @@ def test_a_team_at_its_limit_shares_the_devices_that_it_holds(submit, team, memo
 
 
 def test_a_team_above_its_limit_shares_what_it_holds_and_gets_nothing_else(submit, team, memory):
-    submit(memory // 2)
-    Quota.objects.create(team=team, max_devices=0)
-    assert submit(memory // 4).state == JobState.PREFLIGHT
+    first = Device.objects.get()
+    fields = {"host": first.host, "name": first.name, "memory_bytes": first.memory_bytes}
+    Device.objects.create(index=1, kind="cpu", uuid="second", **fields)
+    for _ in range(2):
+        submit(memory - 1024**2)
+    assert len(held_devices(team)) == 2
+    Quota.objects.create(team=team, max_devices=1)
+    assert submit(1024).state == JobState.PREFLIGHT
     assert submit(memory // 2).state == JobState.QUEUED
 
 
