@@ -39,6 +39,9 @@ from runners.jobs.serve.text import IncrementalDetokenizer
 # Pages are allocated as sequences grow. When none is free, the youngest sequence is preempted and
 # recomputed later; its random generator keeps its state, so its text does not change. On a GPU,
 # steps that only decode are padded and run from CUDA graphs.
+#
+# Texts are embedded before the answers of a step are scheduled, and their pages are free again by
+# then: they preempt no answer. A text that waits for pages holds back the answers after it.
 # ---------------------------------------------------------------------------
 
 
@@ -105,6 +108,8 @@ class Engine(BoundedEngine):
         self.pooling = pooling  # None: the model gives no embeddings
         self._waiting: deque[AnswerSequence] = deque()
         self._texts: deque[EmbeddedText] = deque()
+        self._embedding: deque[EmbeddedText] = deque()  # being computed
+        self._text_lacks_pages = False  # the next text waits for answers to end
 
     # Callable from any thread
 
@@ -115,8 +120,8 @@ class Engine(BoundedEngine):
 
     @property
     def num_open(self) -> int:
-        """Return the number of answers that are running or queued."""
-        return len(self.running) + self.num_waiting
+        """Return the number of answers and texts that are running or queued."""
+        return len(self.running) + len(self._embedding) + self.num_waiting
 
     def submit(self, sequences: Sequence[AnswerSequence]) -> None:
         """Queue the answers of one request.
@@ -166,7 +171,7 @@ class Engine(BoundedEngine):
             self.close()
             for each in (*self.running, *self._waiting):
                 each.deliver(StreamChunk(finish_reason="error"))
-            for text in self._texts:
+            for text in (*self._embedding, *self._texts):
                 text.deliver(None)
 
     def _wait(self) -> bool:
@@ -182,10 +187,11 @@ class Engine(BoundedEngine):
         with self.changed:
             self._drop_cancelled()
             texts = self._next_texts()
-            self._admit()
-            scheduled = self._schedule()
         if texts:
             self._embed(texts)
+        with self.changed:
+            self._admit()
+            scheduled = self._schedule()
         if not scheduled:
             return
         began = self.step_began_at = time.perf_counter()
@@ -203,17 +209,21 @@ class Engine(BoundedEngine):
         """Return texts with their pages: as many as one pass reads, a longer one alone."""
         found: list[tuple[EmbeddedText, list[int]]] = []
         budget = self.limits.step_tokens
+        self._text_lacks_pages = False
         while self._texts and (not found or len(self._texts[0].tokens) <= budget):
             pages = self.cache.allocate(pages_for(len(self._texts[0].tokens)))
             if pages is None:
+                self._text_lacks_pages = not found
                 break
-            text = self._texts.popleft()
+            text = self._texts[0]
+            self._embedding.append(text)  # first, so that no other thread sees an idle engine
+            self._texts.popleft()
             budget -= len(text.tokens)
             found.append((text, pages))
         return found
 
     def _embed(self, texts: Sequence[tuple[EmbeddedText, list[int]]]) -> None:
-        """Deliver the embeddings of texts, and free their pages."""
+        """Free the pages of texts, and deliver their embeddings."""
         if self.pooling is None:
             raise RuntimeError("texts were sent to a model without pooling")
         began = self.step_began_at = time.perf_counter()
@@ -222,9 +232,11 @@ class Engine(BoundedEngine):
         most = self.limits.step_tokens
         with self.adapters.serving(owners) if self.adapters else nullcontext():
             found = embedded(self.model, self.cache, rows, self.pooling, most)
-        for (text, pages), each in zip(texts, found, strict=True):
+        for _, pages in texts:
             self.cache.free(pages)
+        for (text, _), each in zip(texts, found, strict=True):
             text.deliver(each)
+            self._embedding.popleft()
         self.step_began_at = None
         self._record_step(time.perf_counter() - began, 0)
 
@@ -312,7 +324,7 @@ class Engine(BoundedEngine):
     def _record_step(self, seconds: float, tokens: int) -> None:
         gauges = {
             "running_requests": float(len(self.running)),
-            "waiting_requests": float(len(self._waiting)),
+            "waiting_requests": float(self.num_waiting),
             "kv_cache_used_ratio": self.cache.used_ratio,
         }
         self.figures.step(seconds, tokens, gauges)
@@ -330,7 +342,10 @@ class Engine(BoundedEngine):
             self._texts.remove(text)
 
     def _admit(self) -> None:
+        """Start queued answers; of those that came after a text that waits for pages, none."""
         while self._waiting and len(self.running) < self.limits.max_concurrency:
+            if self._text_lacks_pages and self._texts[0].asked_at < self._waiting[0].asked_at:
+                return
             pages = self.cache.allocate(pages_for(len(self._waiting[0].tokens) + 1))
             if pages is None:
                 return

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runners.jobs.loading import fresh_model, ready, use_attn_implementation
-from runners.jobs.serve.contract import Limits
-from runners.jobs.serve.engine import Engine
+from runners.jobs.serve.contract import Limits, Sampling
+from runners.jobs.serve.engine import AnswerSequence, EmbeddedText, Engine
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.own_backend import TransformersServingModel
 from runners.jobs.serve.paging import PagedCache, check_paging
@@ -111,6 +111,54 @@ def test_the_official_client_has_the_pooled_states_as_numbers_and_in_base64(
     engine = door.service.loaded.engine
     assert engine.wait_until_idle(60)
     assert engine.cache.used_ratio == 0.0
+
+
+@pytest.fixture
+def engine(model):
+    limits = Limits(4, 8, 256, frozenset(), 256)
+    return Engine(model, PagedCache(12), limits, EndpointMetrics(), pooling=Pooling("mean", False))
+
+
+def answer_of(reader, pieces: list, tokens: int) -> AnswerSequence:
+    wish = Sampling(tokens, temperature=0.0)
+    return AnswerSequence(reader.prompt_ids("a b"), wish, reader.answer(wish.stops), pieces.append)
+
+
+def test_texts_and_answers_that_need_the_same_pages_both_come_to_an_end(engine, reader):
+    pieces, found = [], []
+    engine.submit([answer_of(reader, pieces, 60)])
+    for _ in range(80):  # a text at every step
+        if not engine._texts:
+            engine.submit_texts([EmbeddedText([5] * 150, found.append)])
+        engine._step()
+    assert pieces[-1].finish_reason == "length"
+    assert len(found) > 20
+
+    pieces, found = [], []
+    for at in range(100):  # an answer whenever one has ended, while a text waits for their pages
+        if engine.num_open < 6:
+            engine.submit([answer_of(reader, pieces, 10 + at % 7)])
+        if at == 5:
+            engine.submit_texts([EmbeddedText([5] * 150, found.append)])
+        engine._step()
+    assert len(found) == 1
+    assert sum(each.finish_reason == "length" for each in pieces) > 10
+
+
+def test_a_text_that_is_being_read_is_open_and_is_told_of_a_fault(engine, monkeypatch):
+    found, seen = [], []
+
+    def fails(*_):
+        seen.append(engine.num_open)
+        raise MemoryError
+
+    monkeypatch.setattr("runners.jobs.serve.engine.embedded", fails)
+    engine.submit_texts([EmbeddedText([5] * size, found.append) for size in (150, 250)])
+    engine._record_step(0.0, 0)
+    assert engine.figures.since_last(1.0)["waiting_requests"] == 2.0
+    with pytest.raises(MemoryError):
+        engine.run()
+    assert (seen, found) == ([2], [None, None])
 
 
 def test_embeddings_are_refused_by_name_where_there_are_none(serve):
