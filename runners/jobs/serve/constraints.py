@@ -59,6 +59,12 @@ class Constraint(NamedTuple):
         found = {each.name: self._replace(schema=None, tools=(each,)) for each in self.tools}
         return found | ({} if self.schema is None else {"": Constraint(self.schema)})
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Return the characters of each schema, by what it is of, as ``parts`` has it."""
+        found = {each.name: len(each.schema) for each in self.tools}
+        return found | ({} if self.schema is None else {"": len(self.schema)})
+
 
 def quoted(text: str) -> str:
     """Return a text as a terminal of a grammar."""

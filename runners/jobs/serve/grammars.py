@@ -20,6 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from runners.jobs.serve.constraints import Constraint, quoted
 
 KEPT = 64  # compiled grammars: agents send the same tools again and again
+KEPT_CHARACTERS = 4_000_000  # of their schemas; a compiled one takes some 22 bytes a character
+MOST_CHARACTERS = 256 * 1024  # of one schema
 BITS = 32  # of a word of a mask
 PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -97,14 +99,22 @@ class Grammars:
             if (known := self._compiled.get(constraint)) is not None:
                 self._compiled.move_to_end(constraint)
                 return known
+        for part, size in constraint.sizes.items():
+            if size > MOST_CHARACTERS:
+                message = f"it has {size} characters as JSON, the limit is {MOST_CHARACTERS}"
+                raise GrammarError(part, message)
         made = self._new_matcher(constraint)
         if made.is_error():
             raise self._error(constraint, made.get_error())
         with self._lock:
             self._compiled[constraint] = made
-            while len(self._compiled) > KEPT:
+            while len(self._compiled) > 1 and self._keeps_too_much():
                 self._compiled.popitem(last=False)
         return made
+
+    def _keeps_too_much(self) -> bool:
+        characters = sum(sum(each.sizes.values()) for each in self._compiled)
+        return len(self._compiled) > KEPT or characters > KEPT_CHARACTERS
 
     def _new_matcher(self, constraint: Constraint) -> llguidance.LLMatcher:
         grammar = llguidance.LLMatcher.grammar_from_lark(constraint.grammar(self._literal))

@@ -47,6 +47,7 @@ TOOLS = [
 ]  # fmt: skip
 FORM = dict(zip(("hermes", "mistral", "llama"), FORMS, strict=True))
 LONG = 400
+LARGE = json.dumps({"description": "a" * 300_000})
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +113,23 @@ def test_a_schema_that_no_grammar_has_is_refused_with_the_part_and_a_tools_keywo
         (Constraint('{"type": "string", "pattern": "("}'), "", "regex"),
         (Constraint(None, hermes, (good, CalledTool("b", '{"type": 1}'))), "b", "type"),
         (Constraint(None, hermes, (good, CalledTool("b", odd, is_strict=True))), "b", "not"),
+        (Constraint(json.dumps({"const": "a" * 300_000})), "", "13 characters as JSON"),
+        (Constraint(None, hermes, (good, CalledTool("b", LARGE))), "b", "the limit is 262144"),
     ):
         with pytest.raises(GrammarError, match=r".") as caught:
             grammars.compile(constraint)
         assert (caught.value.part, words in str(caught.value)) == (part, True), caught.value
         assert "start:" not in str(caught.value)
     grammars.compile(Constraint(None, hermes, (good, CalledTool("b", odd))))
+
+
+def test_grammars_are_kept_up_to_a_number_of_characters_the_newest_always(tokenizer, monkeypatch):
+    monkeypatch.setattr("runners.jobs.serve.grammars.KEPT_CHARACTERS", 130)
+    grammars = Grammars(tokenizer, len(tokenizer), [2])
+    for size, kept in ((30, 1), (30, 2), (60, 2), (200, 1), (30, 1)):
+        text = "abcdefghij"[len(grammars._compiled)] * size
+        grammars.compile(Constraint(json.dumps({"const": text})))
+        assert len(grammars._compiled) == kept, (size, list(grammars._compiled))
 
 
 def test_masks_are_unpacked_the_same_on_host_and_device():
