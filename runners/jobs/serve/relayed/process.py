@@ -35,6 +35,7 @@ PORT_TRIES = 50
 TRIES = 3  # with new ports: another process may take a port before the engine binds it
 HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
 MAX_CAUSE = 400  # characters
+CAUSE_SECONDS = 20.0  # before an exit: an earlier error, such as a request's, is not its cause
 _TAKEN = "address already in use"
 # Error lines of Python and argparse, after any logger prefix.
 _CAUSE = re.compile(r"(?:^|[\s:)\]])((?:[A-Za-z_.]*(?:Error|Exception)|error): .+)")
@@ -64,6 +65,7 @@ class ServerProcess(OwnProcess):
         self.address = f"http://{LOOPBACK}:{listen.port}"
         self.argv = tuple(command.argv)
         self._died = self._error = ""
+        self._error_at = 0.0
         module = ("-m", "runners.jobs.serve.relayed.child", str(os.getpid()))
         super().__init__(
             title, [sys.executable, *module, *command.argv], {**os.environ, **command.env}
@@ -77,11 +79,12 @@ class ServerProcess(OwnProcess):
         if died := _DIED.search(line):
             self._died = self._died or died[1].strip()
         elif not _NO_ERROR.search(line) and (cause := _CAUSE.search(line)):
-            self._error = cause[1].strip()
+            self._error, self._error_at = cause[1].strip(), time.monotonic()
 
     def how(self) -> str:
-        """Return how the process exited: a server ends in order after its engine has failed."""
-        told = (self._died or self._error)[:MAX_CAUSE].rstrip(".")
+        """Return how the process just exited: in order, if its engine has failed before."""
+        is_recent = time.monotonic() - self._error_at <= CAUSE_SECONDS
+        told = (self._died or (self._error if is_recent else ""))[:MAX_CAUSE].rstrip(".")
         return f"ended: {told}" if told and (self.code or 0) >= 0 else super().how()
 
     @property

@@ -144,18 +144,27 @@ resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 lea
 """
 
 
-def test_an_engine_that_ends_in_order_after_a_failure_says_what_failed():
+def process_of(told) -> ServerProcess:
+    """Return an engine that has ended after these lines."""
+    argv = [sys.executable, "-c", f"import sys; sys.stderr.write({''.join(told)!r})"]
+    process = ServerProcess("vLLM", Command(argv, {}), ListenAddress(8001, "secret"))
+    assert process.wait(30)
+    process.last_output_lines()
+    return process
+
+
+def test_an_engine_that_ends_in_order_after_a_failure_says_what_failed(monkeypatch):
     lines = KILLED.splitlines(keepends=True)
     for told, words in (
         (lines, "ended: Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting"),
         ([lines[0], *lines[2:]], "ended: RuntimeError: cancelled"),
         ([lines[0], lines[4]], "ended with code 0; its last words: (Worker pid=1) WARNING"),
     ):
-        argv = [sys.executable, "-c", f"import sys; sys.stderr.write({''.join(told)!r})"]
-        process = ServerProcess("vLLM", Command(argv, {}), ListenAddress(8001, "secret"))
-        assert process.wait(30)
-        process.last_output_lines()
+        process = process_of(told)
         assert process.how().startswith(words), process.how()
+    with monkeypatch.context() as patch:
+        patch.setattr("runners.jobs.serve.relayed.process.CAUSE_SECONDS", -1.0)  # long ago
+        assert "cancelled" not in process_of([lines[2], *["b\n"] * 20]).how()
 
 
 SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
