@@ -303,7 +303,7 @@ def work(job: Job) -> None:
 
 
 def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[PreparedTraining, Peak] | None:
-    """Train; return the result, or None if it was stopped after a checkpoint."""
+    """Train; return the result, or None if it was stopped."""
     prepared = _prepare(job, spec, ranks)
     trainer = prepared.trainer
     job.emitter.phase(TRAINING)

@@ -364,7 +364,7 @@ class Trainer:
             raise fault or BadInputError("the first rank's checkpoint is of other data or weights")
 
     def run(self) -> bool:
-        """Train to the end; return False if stopped after a checkpoint.
+        """Train to the end; return False if stopped, after a checkpoint if the model is kept.
 
         Raises:
             RankFailedError: another rank did not respond within the job's timeout.
@@ -396,7 +396,8 @@ class Trainer:
                 self.writer.finish()
                 return True
             if is_stopped:
-                self.checkpoint()
+                if self.spec.keeps_model:
+                    self.checkpoint()
                 return False
             began = time.monotonic()
             with self.watch.step():

@@ -144,11 +144,12 @@ def test_the_share_of_waiting_for_data_is_told(make_trainer, events_path, monkey
         assert 0.2 <= each["data_wait_ratio"] * each["step_seconds"] <= each["step_seconds"]
 
 
-def test_a_stop_leaves_a_checkpoint_and_says_so(make_trainer):
-    trainer = make_trainer()
-    trainer.job.stop_requested.set()
-    assert not trainer.run()
-    assert [each.name for each in trainer.job.checkpoint_dir.iterdir()] == ["step-00000000"]
+def test_a_stop_leaves_a_checkpoint_where_the_model_is_kept_and_says_so(make_trainer):
+    for keeps, left in ((False, []), (True, ["step-00000000"])):
+        trainer = make_trainer(keeps_model=keeps)
+        trainer.job.stop_requested.set()
+        assert not trainer.run()
+        assert [each.name for each in trainer.job.checkpoint_dir.glob("step-*")] == left
 
 
 def gradients(model):
