@@ -425,21 +425,26 @@ class ResponsesRequest(TranslatedRequest):
         return error.document
 
 
-REASONED = {"role", "content", "reasoning_content"}  # of a message whose text may still come
-
-
 def _add_turn(turns: list[Document], item: Item) -> None:
     """Add an item to a conversation; reasoning, text and calls of one answer are one message."""
     turn = item.turn
     if isinstance(item, ReasoningItem) and not turn["reasoning_content"]:
         return
     last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
-    if last is not None and "tool_calls" in turn:
+    if last is not None and isinstance(item, ReasoningItem):
+        told = (last.get("reasoning_content"), turn["reasoning_content"])
+        last["reasoning_content"] = "\n\n".join(filter(None, told))
+    elif last is not None and "tool_calls" in turn:
         last["tool_calls"] = [*last.get("tool_calls", ()), *turn["tool_calls"]]
-    elif last is not None and turn["role"] == "assistant" and set(last) == REASONED:
+    elif last is not None and turn["role"] == "assistant" and _has_no_text_yet(last):
         last["content"] = turn["content"]
     else:
         turns.append(turn)
+
+
+def _has_no_text_yet(turn: Document) -> bool:
+    """Return whether a turn is reasoning alone, whose text may still come."""
+    return not turn["content"] and "reasoning_content" in turn and "tool_calls" not in turn
 
 
 REASONING = -1  # in the place of a call's number

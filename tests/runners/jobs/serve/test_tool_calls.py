@@ -385,6 +385,28 @@ def test_calls_that_an_engine_streams_in_pieces_are_joined_in_the_other_apis():
     ]  # fmt: skip
 
 
+def test_reasoning_items_between_the_parts_of_an_answer_are_all_of_its_one_turn():
+    def why(text):
+        return {"type": "reasoning", "summary": [],
+                "content": [{"type": "reasoning_text", "text": text}]}  # fmt: skip
+
+    said = {"role": "assistant", "content": "b"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "c"}
+    for items, content, reasoning in (
+        ((why("x"), why("y"), said, call, result), "b", "x\n\ny"),
+        ((said, why("x"), why("y"), call, result), "b", "x\n\ny"),
+        ((why("x"), call, why("y"), result), "", "x\n\ny"),
+    ):
+        model = Scripted("ok")
+        sent = {"model": "model", "input": [{"role": "user", "content": "a"}, *items]}
+        answer = Door(model).ask("POST", "/v1/responses", json=sent)
+        assert answer.status_code == 200, answer.text
+        ((_, turn, tool),) = model.asked
+        assert (turn["content"], turn["reasoning_content"]) == (content, reasoning), turn
+        assert [each["id"] for each in turn["tool_calls"]] == [tool["tool_call_id"]]
+
+
 def test_what_is_no_function_of_the_clients_is_refused_in_the_form_of_each_api():
     turn = {"role": "user", "content": "a"}
     message = {"model": "model", "max_tokens": 4, "messages": [turn]}
