@@ -17,6 +17,7 @@ PROC = Path("/proc")
 BOOT_ID = PROC / "sys/kernel/random/boot_id"
 CGROUPS = Path("/sys/fs/cgroup")
 MARKER = "SLIPWAY_ATTEMPT"
+ATTEMPTS = "attempts"  # the folder of attempt folders, as runners/shared/config.py has it
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -140,18 +141,35 @@ def send_signal(pid: int, start_ticks: int, number: signal.Signals) -> bool:
 
 
 def processes_of_attempt(attempt_id: str) -> list[Process]:
-    """Return the live processes with an attempt's marker in their environment."""
-    marker = f"{MARKER}={attempt_id}".encode()
+    """Return the live processes of an attempt, wherever they are in the tree."""
     return [
         process
         for process in all_processes()
-        if process.is_alive and marker in _environment(process.pid)
+        if process.is_alive and _attempt_of(process.pid) == attempt_id
     ]
 
 
 def is_marked(pid: int) -> bool:
     """Return whether a process belongs to any attempt."""
-    return any(each.startswith(f"{MARKER}=".encode()) for each in _environment(pid))
+    return bool(_attempt_of(pid))
+
+
+def _attempt_of(pid: int) -> str:
+    """Return the attempt whose marker is in a process's environment, "" if it has none.
+
+    A program that writes its title over its environment, as vLLM's processes do
+    (github.com/dvarrazzo/py-setproctitle), is known by its working folder: the attempt's.
+    """
+    environment, marker = _environment(pid), f"{MARKER}=".encode()
+    found = next((each for each in environment if each.startswith(marker)), None)
+    if found is not None:
+        return found.removeprefix(marker).decode(errors="replace")
+    if any(b"=" in each for each in environment):
+        return ""
+    with suppress(OSError):
+        folder = (PROC / str(pid) / "cwd").readlink()
+        return folder.name if folder.parent.name == ATTEMPTS else ""
+    return ""
 
 
 def _environment(pid: int) -> list[bytes]:

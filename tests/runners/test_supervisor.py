@@ -21,7 +21,7 @@ from tests.runners.tools import Attempts, bodies, events_of, ids_of, wait_for
 
 # The supervisor with real jobs: what it records, ships, stops and leaves behind.
 
-A1, _ = ids_of(__name__)
+A1, A2 = ids_of(__name__)
 
 
 @pytest.fixture(scope="module")
@@ -376,6 +376,39 @@ def test_the_job_dies_with_its_supervisor(attempts):
         lambda: not procfs.is_running(identity["child_pid"], identity["child_start_ticks"]), 3
     )
     assert not child.is_locked(folder.lock)
+
+
+# A grandchild that leaves session and group, and writes its title over its environment.
+TITLED = (
+    "import ctypes, os, subprocess, sys, time\n"
+    "if 'titled' in sys.argv:\n"
+    "    text = open('/proc/self/stat').read().rpartition(')')[2].split()\n"
+    "    start, end = int(text[47]), int(text[48])\n"  # env_start and env_end of proc(5)
+    "    ctypes.memset(start, 0, end - start)\n"
+    "    print('ready', flush=True)\n"
+    "    time.sleep(120); sys.exit()\n"
+    "code = sys.orig_argv[-1]\n"
+    "subprocess.Popen([sys.executable, '-c', code, 'titled'], start_new_session=True)\n"
+)
+
+
+@pytest.mark.faults
+def test_a_grandchild_that_hid_its_environment_ends_with_its_job_and_its_supervisor(attempts):
+    for kills_supervisor in (False, True):
+        folder = attempts.start(A2 if kills_supervisor else A1, code=TITLED + FOREVER)
+        wait_for(lambda folder=folder: is_ready(folder))
+        identity = child.read_json(folder.path / child.SUPERVISOR)
+        (titled,) = [
+            each
+            for each in procfs.descendants(identity["child_pid"])
+            if b"=" not in (procfs.PROC / str(each.pid) / "environ").read_bytes()
+        ]
+        assert procfs.is_marked(titled.pid)
+        os.kill(identity["pid" if kills_supervisor else "child_pid"], 9)
+        wait_for(lambda folder=folder: not child.is_locked(folder.lock), 5)
+        if kills_supervisor:
+            folder.settle(Reason.SUPERVISOR_LOST)
+        assert not procfs.is_running(titled.pid, titled.start_ticks)
 
 
 @pytest.mark.faults
