@@ -194,6 +194,25 @@ def sweep(attempt_id: str) -> int:
     return len(killed)
 
 
+def kill_marked(name: str, value: str) -> None:
+    """Kill every process whose environment has a variable of this value, without reaping any.
+
+    Ends when a scan finds none that was not signalled: one scan misses concurrent forks.
+    """
+    marker, signalled = f"{name}={value}".encode(), set[tuple[int, int]]()
+    while (
+        found := {
+            (each.pid, each.start_ticks)
+            for each in all_processes()
+            if each.is_alive and marker in _environment(each.pid)
+        }
+        - signalled
+    ):
+        for pid, start_ticks in found:
+            send_signal(pid, start_ticks, signal.SIGKILL)
+        signalled |= found
+
+
 def boot_id(path: Path = BOOT_ID) -> str:
     """Return the machine's boot id."""
     return path.read_text().strip()

@@ -1,6 +1,7 @@
 """Engine processes: one life, its output, memory and exit; waiting, closing and failure."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from typing import IO, Protocol
 
 from planner.specs.units import KIB
 from runners.jobs.serve.contract import BoundedEngine, EngineProcessError, Limits
+from runners.supervision import procfs
 from runners.supervision.child import start_text_process
 
 LAST_LINES = 20
+MARKER = "SLIPWAY_ENGINE_PROCESS"
 PROC = Path("/proc")
 _GROUP_AT = 2  # field of /proc/PID/stat, after the name in brackets and the state
 
@@ -23,7 +26,8 @@ _GROUP_AT = 2  # field of /proc/PID/stat, after the name in brackets and the sta
 class OwnProcess:
     """A started engine process; its stderr is forwarded and the last lines are kept.
 
-    It leads its own process group, so killing it also kills the processes it started.
+    It leads its own process group, and a variable of its environment marks what it starts: killing
+    it also kills those, in whatever session they are.
     """
 
     def __init__(
@@ -32,6 +36,8 @@ class OwnProcess:
         self.title = title
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self._peak_bytes = 0
+        self._mark = secrets.token_hex(16)
+        env = {**(os.environ if env is None else env), MARKER: self._mark}
         self._process = start_text_process(argv, env, stdin=subprocess.PIPE, has_own_group=True)
         self._pumps = [
             threading.Thread(target=pump, name=f"engine-{name}", daemon=True)
@@ -85,6 +91,7 @@ class OwnProcess:
         self.peak_bytes()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        procfs.kill_marked(MARKER, self._mark)
 
     def handle_line(self, line: str) -> None:
         """Handle a line of stdout."""

@@ -30,8 +30,10 @@ from runners.jobs.serve.sglang.adapter import arguments as sglang_arguments
 from runners.jobs.serve.vllm.adapter import CPU_COMMAND, Vllm, arguments
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit
+from runners.supervision import procfs
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
+from tests.runners.tools import wait_for
 
 
 @pytest.fixture
@@ -165,6 +167,25 @@ def test_an_engine_that_ends_in_order_after_a_failure_says_what_failed(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr("runners.jobs.serve.relayed.process.CAUSE_SECONDS", -1.0)  # long ago
         assert "cancelled" not in process_of([lines[2], *["b\n"] * 20]).how()
+
+
+def test_what_an_engine_started_ends_with_it_in_whatever_session():
+    code = (
+        "import subprocess, sys, time\n"
+        "found = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "print(found.pid, flush=True)\n"
+        "sys.stdin.read(); time.sleep(60 * ('lives' in sys.argv))"
+    )
+    for lives in ("lives", "ended"):
+        argv = [sys.executable, "-c", code, lives]
+        process = ServerProcess("vLLM", Command(argv, {}), ListenAddress(8001, "secret"))
+        wait_for(lambda process=process: process.last)
+        started = procfs.read_process(int(process.last[0]))
+        assert lives == "lives" or process.wait(30)
+        process.kill()
+        assert process.wait(30)
+        wait_for(lambda started=started: not procfs.is_running(started.pid, started.start_ticks))
+        assert process.code == (-9 if lives == "lives" else 0)
 
 
 SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
