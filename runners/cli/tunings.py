@@ -26,7 +26,7 @@ def tune(  # noqa: PLR0913 (the command's options)
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="Id of a plan of the server.")],
     *,
     host: Annotated[str, typer.Option(help="Name of a host. Default: the plan's own.")] = "",
-    trials: Annotated[int, typer.Option(help="Jobs at most, from 2 to 32.")] = 8,
+    trials: Annotated[int, typer.Option(help="Jobs at most, from 2 to 32.")] = 12,
     max_seconds: Annotated[
         float, typer.Option("--seconds", help="Of all trials together, from 60 on.")
     ] = 3600.0,
@@ -62,7 +62,7 @@ def tune(  # noqa: PLR0913 (the command's options)
     """Measure a plan's best strategies on its host, one job after another.
 
     The plan's own choice comes first. The best one becomes the plan's next version if it is better
-    by more than the noise.
+    in repeated measurements.
     """
     options: dict[str, Any] = {
         "host": host,
@@ -83,17 +83,20 @@ def tune(  # noqa: PLR0913 (the command's options)
             return
         confirm(f"Tune {planned.name} on {planned.host}?", yes=yes)
         started = client.start_tuning(plan, options, idempotency_key=key or None)
-        if not wrote(started, output):
-            typer.echo(f"{started.name}: {client.base_url}{started.url}", err=True)
         if detach:
-            if output == "table":
+            if not wrote(started, output):
+                typer.echo(f"{started.name}: {client.base_url}{started.url}", err=True)
                 typer.echo(started.id)
             return
-        follow(client, started)
+        if output == "table":
+            typer.echo(f"{started.name}: {client.base_url}{started.url}", err=True)
+        follow(client, started, output)
 
 
-def follow(client: "Slipway", tuning: "TuningReply") -> None:
+def follow(client: "Slipway", tuning: "TuningReply", output: str = "table") -> None:
     """Say what each trial becomes until the tuning ends, then what was found.
+
+    In other formats than a table only the last reply is written.
 
     Raises:
         CliError: the tuning failed.
@@ -103,7 +106,8 @@ def follow(client: "Slipway", tuning: "TuningReply") -> None:
     try:
         while True:
             for each in tuning.candidates:
-                _say(each, said, tuning.unit)
+                if output == "table":
+                    _say(each, said, tuning.unit)
             if tuning.state != "running":
                 break
             time.sleep(POLL_SECONDS)
@@ -115,10 +119,13 @@ def follow(client: "Slipway", tuning: "TuningReply") -> None:
             err=True,
         )
         raise typer.Exit(INTERRUPTED) from None
+    is_written = wrote(tuning, output)
     if tuning.state == "failed":
         raise CliError(
             f"the tuning failed. {tuning.problem}", code="failed", exit_code=ExitCode.FAILED
         )
+    if is_written:
+        return
     typer.echo(tuning.words)
     if tuning.result:
         typer.echo(f"Version with the best strategy: {tuning.result}")

@@ -887,5 +887,8 @@ def test_the_command_line_tunes_a_plan_and_follows_its_trials(
     code, _, err = run("tunings", "stop", tuning.pk, "--yes")
     assert (code, "has ended" in err) == (1, True)
     assert run("tunings", "delete", tuning.pk, "--yes")[0] == 0
+    monkeypatch.setattr("time.sleep", lambda _seconds: test_tunings.end(Tuning.objects.get()))
+    code, out, err = run("tune", plan.pk, "--trials", 2, "--yes", "-o", "json")
+    assert (code, json.loads(out)["state"], err) == (0, "succeeded", "")
     code, _, err = run("tune", plan.pk, "--figure", "ttft_seconds", "--yes")
     assert (code, "Choose one of tokens_per_second" in err) != (0, False), err
