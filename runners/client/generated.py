@@ -553,7 +553,7 @@ class Operations:
         """Measure a plan's best strategies on its host, one job after another.
 
         The plan's own choice comes first. The best one becomes the plan's next version if it is
-        better by more than the noise.
+        better in repeated measurements.
         """
 
     @operation("GET", "/tunings")

@@ -64,10 +64,10 @@ class TuningOptions(Part):
 
     host: str = field("", "Host", "Name or id; left out: the plan's own", max_length=120)
     trials: int = field(
-        8,
+        12,
         "Trials",
-        "Jobs at most. The plan's own choice comes first, and two are kept to measure the best "
-        "again.",
+        "Jobs at most. The plan's own choice comes first; four are kept to measure it and the "
+        "best again, and fewer than six prove no gain.",
         ge=2,
         le=32,
     )

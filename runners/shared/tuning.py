@@ -10,11 +10,15 @@ from functools import cached_property
 from typing import Literal
 
 BASELINE = 0  # number of the plan's own choice
-REPEATS = 2  # trials that are kept for measuring the best again
+REPEATS = 2  # least measurements, after the first, of each of the two that a gain is claimed of
 MOST_EACH = 4  # measurements of one candidate
 # Of one measurement, as a share of its value, before any was repeated; as good as one repetition
 USUAL_SPREAD = 0.02
+LEAST_SPREAD = 0.005  # of one measurement, however well the repeated ones agree
 NORMAL_80 = 1.282  # half of an 80 % interval, in standard deviations
+# Half of a 90 % interval, in standard errors: Student's t with 1, 2 ... degrees of freedom.
+STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860)
+ROOMY = 16  # trials of a budget that keeps a repetition more
 MOST_LOST = 2  # trials of a candidate that its host or the site ended
 GIB = 2**30
 
@@ -59,9 +63,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """What is known of a candidate; ``value`` is the geometric mean of its measurements.
+    """What is known of a candidate; ``value`` is the geometric mean of its repeated measurements.
 
-    ``error``: the standard error of the value, as a share of it.
+    The first one has chosen the candidate, so it counts only until it is repeated. ``error``: the
+    standard error of the value, as a share of it.
     """
 
     candidate: Candidate
@@ -75,7 +80,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of a candidate over the plan's own choice, as a share of that, with 80 % interval.
+    """The gain of a candidate over the plan's own choice, as a share of that, with 90 % interval.
 
     Of a figure of which less is better, it is the share that is saved.
     """
@@ -90,12 +95,14 @@ class Outcome:
     """What a tuning has found: ``chosen`` is the plan's own choice without a certain gain.
 
     None: nothing was measured. ``gain``: of the best, None if the plan's own choice was not
-    measured.
+    measured. ``num_missing``: the measurements that the best and the plan's own choice lack before
+    a gain may be claimed.
     """
 
     best: CandidateResult | None
     chosen: CandidateResult | None
     gain: Gain | None
+    num_missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,17 +161,20 @@ class TuningSearch:
     def _wanted(self) -> Candidate | None:
         """Return the candidate that a larger budget would measure next.
 
-        First each is measured once, while enough is left to measure the best again. Then the two
-        best are measured in turn, and the plan's own choice, until they differ by more than the
-        noise. What is left of the budget then goes to those that were not tried.
+        First each is measured once, while enough is left to measure the best again. Then the best
+        and the plan's own choice are measured again, in turn and equally often, whatever the
+        repeated measurements say: to stop as soon as they differ would make noise a gain. If none
+        is better than the plan's own choice, what is left goes to those that were not tried.
         """
         untried = self._most_promising()
-        if untried is not None and self._has_room():
+        has_repeats = any(self._repeats(each) for each in self.candidates)
+        if untried is not None and not has_repeats and self._has_room():
             return untried
-        rivals = self._rivals()
-        if rivals:
-            return min(rivals, key=lambda each: each.num_measured).candidate
-        return untried
+        finalists = self._finalists
+        lacking = [each for each in finalists if self._lacks_repeats(each)]
+        if lacking:
+            return min(lacking, key=lambda each: len(self._repeats(each)))
+        return None if finalists else untried
 
     def _most_promising(self) -> Candidate | None:
         """Return the candidate to try next, None if all were tried or are left out.
@@ -219,22 +229,48 @@ class TuningSearch:
         return -1.0 if self.less_is_better else 1.0
 
     def _has_room(self) -> bool:
-        """Return whether another first measurement leaves enough to measure the best again."""
-        kept = min(REPEATS, max(0, self.max_trials - REPEATS))
+        """Return whether another first measurement leaves enough to measure the best again.
+
+        A budget too small for that claims no gain, and measures as many as it can.
+        """
+        least = 2 + 2 * REPEATS
+        kept = 2 * (REPEATS + (self.max_trials >= ROOMY)) if self.max_trials >= least else 0
         has_trials = len(self.observations) + kept < self.max_trials
         return has_trials and (1 + kept) * self.trial_seconds < self.seconds_left
 
-    def _rivals(self) -> list[CandidateResult]:
-        """Return the candidates that are worth another measurement, the best first."""
-        close = self._ranked("measured")  # without those that are behind
-        if not close:
+    @cached_property
+    def _finalists(self) -> list[Candidate]:
+        """Return the two candidates that are measured again; none if the plan's choice is best.
+
+        The first measurements alone decide, so that the repeated ones are free of this choice: of
+        many candidates the best first measurement is one that noise has favoured.
+        """
+        firsts = [each for each in map(self._first, self.candidates) if each is not None]
+        own = [each for each in firsts if each.candidate.number == BASELINE]
+        others = [each for each in firsts if each not in own and self._is_sound(each.candidate)]
+        others = sorted(others, key=self._rank, reverse=True)[: 1 if own else 2]
+        if own and others and self._why_behind(others[0], own[0]):
             return []
-        best = close[0]
-        own = [each for each in close[2:] if each.candidate.number == BASELINE]
-        rivals = [*close[:2], *own]
-        if len(rivals) == 1 and best.num_measured >= REPEATS:
-            return []  # all others are behind
-        return [each for each in rivals if each.num_measured < MOST_EACH]
+        return [each.candidate for each in (*own, *others)] if others else []
+
+    def _measured(self, candidate: Candidate) -> list[Observation]:
+        return [each for each in self._of[candidate.number] if each.ending == "measured"]
+
+    def _repeats(self, candidate: Candidate) -> list[Observation]:
+        """Return the trials of a candidate after its first measurement."""
+        trials = self._of[candidate.number]
+        first = next((at for at, each in enumerate(trials) if each.ending == "measured"), None)
+        return [] if first is None else trials[first + 1 :]
+
+    def _is_sound(self, candidate: Candidate) -> bool:
+        """Return whether no repeated trial of a candidate has failed."""
+        return all(each.ending in {"measured", "lost"} for each in self._repeats(candidate))
+
+    def _lacks_repeats(self, candidate: Candidate) -> bool:
+        repeats = self._repeats(candidate)
+        num_lost = sum(each.ending == "lost" for each in repeats)
+        is_given_up = num_lost >= MOST_LOST or not self._is_sound(candidate)
+        return not is_given_up and len(repeats) - num_lost < MOST_EACH - 1
 
     # What is known of each candidate
 
@@ -254,28 +290,31 @@ class TuningSearch:
         ranked = self._ranked("measured", "behind")
         if not ranked:
             return Outcome(None, None, None)
-        best = ranked[0]
+        numbers = {each.number for each in self._finalists}
+        best = next((each for each in ranked if each.candidate.number in numbers), None)
         own = next((each for each in ranked if each.candidate.number == BASELINE), None)
-        if own is None or own is best:
-            return Outcome(best, best, None if own is None else Gain(0.0, 0.0, 0.0))
+        if own is None:
+            best = best or ranked[0]
+            return Outcome(best, best, None)
+        if best is None or best is own:
+            return Outcome(own, own, Gain(0.0, 0.0, 0.0))
         gain = self._gain(best, own)
-        is_certain = gain.low > 0.0 or (best.is_met and not own.is_met)
-        return Outcome(best, best if is_certain else own, gain)
+        repeated = [len(self._measured(each.candidate)) - 1 for each in (best, own)]
+        if missing := sum(max(0, REPEATS - each) for each in repeated):
+            return Outcome(best, own, gain, missing)
+        is_certain = gain.low > 0.0 and best.is_met >= own.is_met
+        return Outcome(best, best if is_certain or self._only_meets(best, own) else own, gain)
+
+    def _only_meets(self, best: CandidateResult, own: CandidateResult) -> bool:
+        """Return whether all repeated trials of the best meet the targets, and none of the own."""
+        met = [[one.is_met for one in self._measured(each.candidate)[1:]] for each in (best, own)]
+        return all(met[0]) and not any(met[1])
 
     def _known(self, candidate: Candidate) -> CandidateResult:
         trials = self._of[candidate.number]
-        measured = [each for each in trials if each.ending == "measured"]
+        measured = self._measured(candidate)
         if measured:
-            logs = [math.log(each.value) for each in measured]
-            within = math.sqrt(sum(each.spread**2 for each in measured)) / len(measured)
-            return CandidateResult(
-                candidate,
-                "measured",
-                num_measured=len(measured),
-                value=math.exp(sum(logs) / len(logs)),
-                error=max(within, self._spread / math.sqrt(len(measured))),
-                is_met=2 * sum(each.is_met for each in measured) > len(measured),
-            )
+            return self._of_measured(candidate, measured)
         own = [each for each in trials if each.ending != "lost"]
         if own:
             return CandidateResult(candidate, "failed", own[0].reason)
@@ -284,30 +323,65 @@ class TuningSearch:
         reason = self._why_left_out(candidate)
         return CandidateResult(candidate, "left_out" if reason else "untried", reason)
 
+    def _of_measured(
+        self, candidate: Candidate, measured: Sequence[Observation]
+    ) -> CandidateResult:
+        used = measured[1:] or measured
+        logs = [math.log(each.value) for each in used]
+        return CandidateResult(
+            candidate,
+            "measured",
+            num_measured=len(measured),
+            value=math.exp(sum(logs) / len(logs)),
+            error=max(_within(used), self._spread / math.sqrt(len(used))),
+            is_met=2 * sum(each.is_met for each in used) > len(used),
+        )
+
+    def _first(self, candidate: Candidate) -> CandidateResult | None:
+        """Return what the first measurement of a candidate says, None without one."""
+        first = self._measured(candidate)[:1]
+        if not first:
+            return None
+        found = self._of_measured(candidate, first)
+        error = max(_within(first), USUAL_SPREAD)  # not what repeated trials have shown
+        return CandidateResult(**{**vars(found), "error": error})
+
     def _why_left_out(self, candidate: Candidate) -> str:
         """Return why a candidate would fail as another one did, or ""."""
         for each in self.observations:
             other = next(one for one in self.candidates if one.number == each.candidate)
+            # The plan's own choice has no settings: what fails there says nothing of the others.
+            is_own = other.number == BASELINE
             if each.ending == "memory" and candidate.peak_bytes >= other.peak_bytes:
                 return (
                     f"It needs {candidate.peak_bytes / GIB:.2f} GiB by the plan, and candidate "
                     f"{other.number}, with {other.peak_bytes / GIB:.2f} GiB, ran out of memory."
                 )
-            if each.ending == "failed" and other.settings.items() <= candidate.settings.items():
+            has_all = other.settings.items() <= candidate.settings.items()
+            if each.ending == "failed" and has_all and not is_own:
                 return f"It has all that candidate {other.number} has, which failed."
         return ""
 
     @cached_property
     def _spread(self) -> float:
-        """Return the standard deviation of one measurement, as a share of its value."""
-        squares, freedom = USUAL_SPREAD**2, 1
-        for trials in self._of.values():
-            logs = [math.log(each.value) for each in trials if each.ending == "measured"]
-            if len(logs) > 1:
+        """Return the standard deviation of one measurement, as a share of its value.
+
+        Before any was repeated it is assumed, and that counts as one repetition.
+        """
+        squares, freedom = self._scatter
+        return math.sqrt((USUAL_SPREAD**2 + squares) / (1 + freedom))
+
+    @cached_property
+    def _scatter(self) -> tuple[float, int]:
+        """Return the squared deviations of the repeated measurements, and their freedom."""
+        squares, freedom = 0.0, 0
+        for candidate in self.candidates:
+            logs = [math.log(each.value) for each in self._measured(candidate)[1:]]
+            if logs:
                 mean = sum(logs) / len(logs)
                 squares += sum((each - mean) ** 2 for each in logs)
                 freedom += len(logs) - 1
-        return math.sqrt(squares / freedom)
+        return squares, freedom
 
     def _score(self, result: CandidateResult) -> float:
         """Return the logarithm of a value, larger for the better one."""
@@ -322,26 +396,44 @@ class TuningSearch:
 
     def _behind(self, each: CandidateResult, best: CandidateResult) -> CandidateResult:
         """Return a measured candidate, as behind if it is worse by more than the noise."""
+        why = self._why_behind(each, best)
+        return CandidateResult(**{**vars(each), "state": "behind", "reason": why}) if why else each
+
+    def _why_behind(self, each: CandidateResult, best: CandidateResult) -> str:
+        """Return why a candidate is worse than another by more than the noise, or ""."""
         if best.is_met and not each.is_met:
-            why = "It misses the latency targets, which the best one meets."
-            return CandidateResult(**{**vars(each), "state": "behind", "reason": why})
+            return "It misses the latency targets, which the best one meets."
+        if each.is_met and not best.is_met:
+            return ""
         distance = self._score(best) - self._score(each)
         noise = NORMAL_80 * math.hypot(each.error, best.error)
         if distance <= noise:
-            return each
-        why = (
+            return ""
+        return (
             f"It is {_percent(1.0 - math.exp(-distance))} worse than candidate "
             f"{best.candidate.number}, more than the noise of {_percent(noise)}."
         )
-        return CandidateResult(**{**vars(each), "state": "behind", "reason": why})
 
     def _gain(self, best: CandidateResult, own: CandidateResult) -> Gain:
+        """Return a gain with the interval that the repeated measurements leave."""
+        squares, freedom = self._scatter
+        spread = max(LEAST_SPREAD, math.sqrt(squares / freedom)) if freedom else USUAL_SPREAD
+        errors = []
+        for each in (best, own):
+            measured = self._measured(each.candidate)
+            used = measured[1:] or measured
+            errors.append(max(_within(used), spread / math.sqrt(len(used))))
+        noise = STUDENT_90[min(max(freedom, 1), len(STUDENT_90)) - 1] * math.hypot(*errors)
         log_ratio = math.log(best.value / own.value)
-        noise = NORMAL_80 * math.hypot(best.error, own.error)
         value, *ends = (math.exp(log_ratio + each) - 1.0 for each in (0.0, -noise, noise))
         if self.less_is_better:
             return Gain(-value, -ends[1], -ends[0])
         return Gain(value, ends[0], ends[1])
+
+
+def _within(measured: Sequence[Observation]) -> float:
+    """Return the standard error of a mean by the spread within its trials, as a share."""
+    return math.sqrt(sum(each.spread**2 for each in measured)) / len(measured)
 
 
 def _percent(share: float) -> str:

@@ -102,7 +102,7 @@ def tuning_create(
     """Measure a plan's best strategies on its host, one job after another.
 
     The plan's own choice comes first. The best one becomes the plan's next version if it is
-    better by more than the noise.
+    better in repeated measurements.
     """
     plan, by = plan_to_change(request, plan_id), signed_in(request)
     try:

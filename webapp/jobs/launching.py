@@ -203,6 +203,7 @@ def plan_launch(  # noqa: PLR0913 (keyword-only: what the caller decides)
     is_named: bool = True,
     served_name: str = "",
     keeps_model: bool = True,
+    parts: Launchable | None = None,
 ) -> Job:
     """Queue the job that a plan's document and ``launch`` describe, and return it.
 
@@ -210,14 +211,15 @@ def plan_launch(  # noqa: PLR0913 (keyword-only: what the caller decides)
     ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
     job, and the plan too if a person chose it (``is_named``). ``key_hashes`` are those of an
     endpoint's new key, and ``served_name`` the name of the deployment whose job it is. Without
-    ``keeps_model`` a training measures speed and memory alone.
+    ``keeps_model`` a training measures speed and memory alone. ``parts``: what
+    ``parts_at_a_commit`` said before, so that neither planner nor Hub is asked again.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    parts = launchable_of(plan, launch, key_hashes)
-    spec = at_a_commit(parts.spec, plan.team)
+    parts = parts or parts_at_a_commit(plan, launch, key_hashes)
+    spec = parts.spec
     if served_name and isinstance(spec, ServeSpec):
         spec = spec.model_copy(update={"served_name": served_name})
     if not keeps_model and isinstance(spec, TrainSpec):
@@ -406,6 +408,19 @@ def launchable_of(
         InvalidProblem: the load levels of a load test are invalid.
     """
     return launchable_in(launch_context(plan), launch, key_hashes)
+
+
+def parts_at_a_commit(
+    plan: Plan, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
+) -> Launchable:
+    """Return the job of a plan, its repositories at the commit that the Hub has now.
+
+    Raises:
+        DraftProblem: there is nothing to launch, or this release cannot run it.
+        InvalidProblem: an option is not valid, or the Hub refuses a repository.
+    """
+    parts = launchable_of(plan, launch, key_hashes)
+    return parts._replace(spec=at_a_commit(parts.spec, plan.team))
 
 
 def launchable_in(

@@ -207,7 +207,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "best": answer.plans[0] if answer.plans else None,
         "verdict": verdict_of(answer, document, url, speed=planned_speed(plan)),
         "is_on_host": not document.hardware.is_catalog,
-        "may_tune": bool(answer.plans and document.hardware.host and document.goal in FIGURES_OF),
+        "may_tune": _may_tune(plan, answer),
         "has_offers_to_come": lacks_only_suggestions(plan),
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
@@ -235,6 +235,15 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         "offers": offers_of(answer, plan.document),
         "slug": "review",
     }
+
+
+def _may_tune(plan: Plan, answer: PlanAnswer) -> bool:
+    """Return whether a tuning of the plan may work, as far as its document says."""
+    document = plan.document
+    is_known = plan.deleted_at is None and not (plan.draft.get("wizard") or {}).get("lacks_model")
+    return bool(
+        answer.plans and document.hardware.host and document.goal in FIGURES_OF and is_known
+    )
 
 
 def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:

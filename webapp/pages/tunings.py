@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -34,6 +34,8 @@ UNPROCESSABLE = 422
 def plan_tune(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Show the candidates of a plan's tuning with a form of its budget, or start it."""
     plan = changeable_plan(request, plan_id)
+    if plan.deleted_at is not None:
+        raise Http404("This plan is deleted.")
     if request.method != "POST":
         return _new(request, plan, TuningForm(part=TuningOptions()))
     form = TuningForm(request.POST, part=TuningOptions())

@@ -150,7 +150,14 @@ def draft_of(plan: Plan, owner: User, *, is_untouched: bool = False) -> Plan:
 
 
 def draft_begun_from(plan: Plan, owner: User, **fields: Any) -> Plan:
-    """Return a new draft with the content of a version or draft."""
+    """Return a new draft with the content of a version or draft; it is stored."""
+    draft = draft_copied(plan, owner, **fields)
+    draft.save(force_insert=True)
+    return draft
+
+
+def draft_copied(plan: Plan, owner: User, **fields: Any) -> Plan:
+    """Return a new draft with the content of a version or draft; it is not stored."""
     named = is_named(plan)
     copied = {
         "team": plan.team,
@@ -162,7 +169,7 @@ def draft_begun_from(plan: Plan, owner: User, **fields: Any) -> Plan:
         "edits": copy.deepcopy(plan.edits),
         **{name: copy.deepcopy(getattr(plan, name)) for name in ANSWERED},
     }
-    return Plan.objects.create(**{**copied, **fields})
+    return Plan(**{**copied, **fields})
 
 
 # Versions

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from runners.plans.tuning import MORE_IS_BETTER, TuningOptions
 from runners.shared.tuning import BASELINE, NORMAL_80, CandidateResult, Outcome, TuningSearch
-from webapp.core.display import number, percent, quantity
+from webapp.core.display import counted, number, percent, quantity
 from webapp.core.figures import REGISTRY, FigureDefinition
 from webapp.jobs.models import Job
 from webapp.jobs.progress import elapsed_seconds
@@ -36,6 +36,13 @@ ENDINGS = {
     "seconds": "The time was used up.",
     "nothing": "",
 }
+
+
+NOT_CERTAIN = (
+    " That is not certain: it and the plan's own choice are measured again at least twice before "
+    "a gain is claimed. A budget with room for {} decides it; until then the plan's own choice "
+    "stays."
+)
 
 
 @dataclass(frozen=True)
@@ -180,9 +187,12 @@ class TuningView:
             )
         else:
             change = "less" if self.less_is_better else "more"
-            span = f"80 % interval {_percent(gain.low)} to {_percent(gain.high)}"
+            span = f"90 % interval {_percent(gain.low)} to {_percent(gain.high)}"
             found = f"{words[0]}, {name} {value}: {_percent(gain.value)} {change} ({span})."
-            if chosen is not best:
+            if missing := self.outcome.num_missing:
+                found = f"{words[0]}, {name} {value}: {_percent(gain.value)} {change}."
+                found += NOT_CERTAIN.format(counted(missing, "more trial"))
+            elif chosen is not best:
                 found += " That is within the noise, so the plan's own choice stays."
             elif gain.value <= 0:
                 found += " It meets the latency targets, which the plan's own choice misses."

@@ -1,5 +1,8 @@
 """Start, advance, stop and delete tunings."""
 
+from contextlib import suppress
+from typing import NamedTuple
+
 import structlog
 from django.contrib.auth.models import User
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
@@ -8,6 +11,7 @@ from planner.specs.workload import Strategy
 from runners.jobspec.base import NAME_LENGTH
 from runners.plans.document import PlanDocument, read_stored
 from runners.plans.latency_limits import target_seconds
+from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from runners.plans.tuning import (
     DERIVED,
@@ -35,20 +39,21 @@ from webapp.core.clock import now
 from webapp.core.problems import (
     BusyProblem,
     ConflictProblem,
+    InvalidProblem,
     NotFoundProblem,
     Problem,
     UnavailableProblem,
 )
-from webapp.jobs.launching import plan_launch
+from webapp.jobs.launching import Launchable, parts_at_a_commit, plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState, Measurement
 from webapp.jobs.points import main_row_of
 from webapp.jobs.progress import elapsed_seconds
 from webapp.jobs.services import job_stop
 from webapp.jobs.transitions import words_for
 from webapp.plans.models import Plan
-from webapp.plans.planning import plan_answer, plan_compute, plan_keep
+from webapp.plans.planning import current_answer, plan_answer, plan_keep
 from webapp.plans.repositories import UnreachableError
-from webapp.plans.saving import draft_begun_from
+from webapp.plans.saving import draft_copied
 from webapp.tunings.models import TrialState, Tuning, TuningState, TuningTrial
 from webapp.tunings.planning import PlannedCandidate, PlannedTuning, tuning_plan
 
@@ -56,10 +61,17 @@ log = structlog.get_logger(__name__)
 ACTOR = "system:tunings"
 ROLE = Role.PRACTITIONER  # that a person needs to launch
 PASSING = (BusyProblem, UnavailableProblem, UnreachableError)
+FULL_QUEUE = "max_queued"  # code of a refusal that passes, too
+# Ends of a job that say little of its candidate: it is tried once more.
+BY_CHANCE = frozenset({Reason.NCCL_TIMEOUT, Reason.RANK_LOST})
 OUT_OF_MEMORY = frozenset({Reason.OOM_GPU, Reason.OOM_HOST})
 FAULT = "Slipway failed while it started this trial; its log says where."
 GONE = "The account that started the tuning is no longer a practitioner of the team."
 NOTHING = "No trial measured anything: {}"
+REFUSED = "No further trial could be started: {}"
+SEPARATE = (
+    "The plan has a newer version since, so the best strategy was saved as a plan of its own."
+)
 NO_VERSION = "The best strategy could not be saved as a version of the plan: {}"
 
 
@@ -85,15 +97,19 @@ def tuning_start(
     if existing := _of_key(team, idempotency_key):
         return existing
     planned = tuning_plan(team, by, plan, options)
+    if plan.is_brief:  # the version has the full answer, which takes seconds
+        current_answer(plan)
+    tuning = tuning_of(team, by, plan, planned)
+    tuning.token, tuning.idempotency_key = acting_token(), idempotency_key
+    prepared = _prepared(tuning, candidates_of(tuning)[BASELINE], options.max_seconds)
     try:
         with transaction.atomic():
             saved = plan_keep(plan, by=by.get_username())
-            tuning = tuning_of(team, by, saved, planned)
-            tuning.token, tuning.idempotency_key = acting_token(), idempotency_key
+            tuning.plan, tuning.name = saved, saved.name or str(saved)
             tuning.save(force_insert=True)
             detail = {"plan": saved.pk, "candidates": len(planned.candidates)}
             event_record(tuning, "tuning.started", by.get_username(), detail=detail)
-            _launch(tuning, _next_trial(tuning, BASELINE, 0))
+            _queue(tuning, _next_trial(tuning, BASELINE, 0), prepared)
     except IntegrityError:
         if existing := _of_key(team, idempotency_key):
             return existing
@@ -165,10 +181,24 @@ def advance_all() -> int:
             tuning_advance(tuning)
         except Exception:  # the next round tries again; the others go on
             log.warning("tuning not advanced", tuning=tuning.pk, exc_info=True)
-    ending = TuningTrial.objects.filter(state=TrialState.RUNNING, job__state__in=FINAL_STATES)
-    for trial in ending.exclude(tuning__state=TuningState.RUNNING).select_related("job"):
+    live = TuningTrial.objects.filter(state=TrialState.RUNNING)
+    for trial in live.exclude(tuning__state=TuningState.RUNNING).select_related("job"):
         _settle(trial)  # its tuning was stopped before it
+        if trial.state == TrialState.RUNNING:
+            _stop_job(trial)  # it was launched at the same moment
     return len(rows)
+
+
+def _stop_job(trial: TuningTrial) -> None:
+    """Stop the job of a trial whose tuning was stopped."""
+    if trial.job is None or trial.job.state in {*FINAL_STATES, JobState.STOPPING}:
+        return
+    with suppress(ConflictProblem):  # it has ended meanwhile
+        job_stop(job=trial.job, by=ACTOR)
+
+
+def _is_running(tuning: Tuning) -> bool:
+    return Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING).exists()
 
 
 def tuning_advance(tuning: Tuning) -> None:
@@ -207,9 +237,10 @@ def _start(tuning: Tuning, trial: TuningTrial) -> None:
     """Start the job of a trial, or say why not.
 
     What passes by itself lets the trial wait, with its reason. What cannot be planned any more is
-    a fault of the candidate; what the service refuses, such as a launch over the budget, is none.
+    a fault of the candidate. What the service refuses, such as a launch over a token's budget, it
+    would refuse of every candidate: the tuning ends with that problem.
     """
-    if not Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING).exists():
+    if not _is_running(tuning):
         return
     try:
         _launch(tuning, trial)
@@ -220,13 +251,27 @@ def _start(tuning: Tuning, trial: TuningTrial) -> None:
             _change(trial, TrialState.WAITING, reason=str(problem))
         else:
             _end_trial(trial, TrialState.WAITING, "failed", reason=str(problem))
+    except InvalidProblem as problem:
+        _end_trial(trial, TrialState.WAITING, "failed", reason=str(problem))
     except Problem as problem:
+        if problem.code == FULL_QUEUE:
+            _change(trial, TrialState.WAITING, reason=str(problem))
+            return
         _end_trial(trial, TrialState.WAITING, "withdrawn", reason=str(problem))
+        _finish(tuning, search_of(tuning, list(tuning.trials.all())), REFUSED.format(problem))
     except (OperationalError, InterfaceError, IntegrityError):
         raise  # locked, gone, or another call's: the next round
     except Exception:
         log.exception("trial not started", trial=trial.pk, tuning=tuning.pk)
         _end_trial(trial, TrialState.WAITING, "failed", reason=FAULT)
+
+
+class _Prepared(NamedTuple):
+    """What a trial's job is made of; the planner and the Hub have been asked."""
+
+    plan: Plan  # not stored
+    launch: Launch
+    parts: Launchable
 
 
 def _launch(tuning: Tuning, trial: TuningTrial) -> None:
@@ -236,37 +281,72 @@ def _launch(tuning: Tuning, trial: TuningTrial) -> None:
         DraftProblem: it cannot be planned or launched any more.
         Problem: the owner may not launch any more, or the service refuses.
     """
+    if existing := _job_of(tuning, trial):
+        _follow(tuning, trial, existing)
+        return
+    search = search_of(tuning, list(tuning.trials.all()))
+    candidate = candidates_of(tuning)[trial.candidate]
+    prepared = _prepared(tuning, candidate, search.seconds_left)
+    with transaction.atomic():
+        _queue(tuning, trial, prepared)
+
+
+def _prepared(tuning: Tuning, candidate: PlannedCandidate, seconds_left: float) -> _Prepared:
+    """Plan a trial's job, outside of any transaction: SQLite has one lock for all writes.
+
+    Raises:
+        DraftProblem: it cannot be planned or launched any more.
+        Problem: the owner may not launch any more, or the Hub refuses.
+    """
     owner = tuning.owner
     if owner is None or not owner.is_active or not has_role(owner, tuning.team, ROLE):
         raise ConflictProblem("owner_gone", GONE)
-    candidate = candidates_of(tuning)[trial.candidate]
     amount = Trial(**tuning.trial)
     document = trial_document(_document(tuning, candidate), amount)
-    search = search_of(tuning, list(tuning.trials.all()))
-    launch = trial_launch(document, amount, search.seconds_left)
-    name = f"{tuning.name}: trial {trial.number + 1}, {candidate.words.lower()}"[:NAME_LENGTH]
+    launch = trial_launch(document, amount, seconds_left)
     with acting_as(tuning.token):
-        plan = Plan(team=tuning.team, owner=owner, name=name, is_named=True)
+        plan = Plan(team=tuning.team, owner=owner, is_named=True)
         plan.document = document
-        plan_answer(plan, brief=True)
-        with transaction.atomic():
-            if existing := Job.objects.filter(team=tuning.team, idempotency_key=trial.key).first():
-                _follow(tuning, trial, existing)
-                return
-            plan.save(force_insert=True)
-            saved = plan_keep(plan, by=owner.get_username())
-            # Its job shows it, and lists do not: it is no plan that somebody made.
-            Plan.objects.filter(pk=saved.pk).update(deleted_at=now())
-            job = plan_launch(
-                plan=saved,
-                by=owner,
-                launch=launch,
-                name=name,
-                idempotency_key=trial.key,
-                is_named=False,
-                keeps_model=False,
-            )
-            _follow(tuning, trial, job)
+        plan_answer(plan)
+        return _Prepared(plan, launch, parts_at_a_commit(plan, launch))
+
+
+def _queue(tuning: Tuning, trial: TuningTrial, prepared: _Prepared) -> None:
+    """Queue a trial's job, unless the tuning was stopped meanwhile; within a transaction.
+
+    The row of the tuning is locked, so that stopping it comes before, or finds the job.
+    """
+    locked = Tuning.objects.select_for_update().filter(pk=tuning.pk, state=TuningState.RUNNING)
+    if locked.first() is None:
+        return
+    if existing := _job_of(tuning, trial):
+        _follow(tuning, trial, existing)
+        return
+    plan, by, number = prepared.plan, tuning.owner, trial.number + 1
+    if by is None:
+        raise ConflictProblem("owner_gone", GONE)
+    words = candidates_of(tuning)[trial.candidate].words.lower()
+    plan.name = f"{tuning.name}: trial {number}, {words}"[:NAME_LENGTH]
+    with acting_as(tuning.token):
+        plan.save(force_insert=True)
+        saved = plan_keep(plan, by=by.get_username())
+        # Its job shows it, and lists do not: it is no plan that somebody made.
+        Plan.objects.filter(pk=saved.pk).update(deleted_at=now())
+        job = plan_launch(
+            plan=saved,
+            by=by,
+            launch=prepared.launch,
+            name=plan.name,
+            idempotency_key=trial.key,
+            is_named=False,
+            keeps_model=False,
+            parts=prepared.parts,
+        )
+        _follow(tuning, trial, job)
+
+
+def _job_of(tuning: Tuning, trial: TuningTrial) -> Job | None:
+    return Job.objects.filter(team=tuning.team, idempotency_key=trial.key).first()
 
 
 def _document(tuning: Tuning, candidate: PlannedCandidate) -> PlanDocument:
@@ -277,7 +357,7 @@ def _follow(tuning: Tuning, trial: TuningTrial, job: Job) -> None:
     """Let a trial follow a job; if the tuning was stopped meanwhile, stop it."""
     if not _change(trial, TrialState.WAITING, state=TrialState.RUNNING, job=job, reason=""):
         return
-    if not Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING).exists():
+    if not _is_running(tuning):
         job_stop(job=job, by=ACTOR)
 
 
@@ -337,7 +417,7 @@ def _ending(job: Job) -> TrialEnding:
     """Return whose fault the end of a job was."""
     if job.reason in OUT_OF_MEMORY:
         return "memory"
-    if job.reason in FAILED:
+    if job.reason in FAILED - BY_CHANCE:
         return "failed"
     return "withdrawn" if job.reason in STOPPED else "lost"
 
@@ -362,24 +442,29 @@ def _under_load(trial: TuningTrial, job: Job, value: float) -> tuple[float, bool
 # End
 
 
-def _finish(tuning: Tuning, search: TuningSearch) -> None:
-    """End a tuning; the best strategy becomes a version of its plan if it is certainly better."""
+def _finish(tuning: Tuning, search: TuningSearch, problem: str = "") -> None:
+    """End a tuning; the best strategy becomes a version of its plan if it is certainly better.
+
+    It is planned first. Then one transaction saves the version and ends the tuning, so that a
+    process that is killed, or a person who stops the tuning, leaves both or neither.
+    """
     chosen = search.outcome.chosen
     if chosen is None:
         reasons = [each.reason for each in search.results if each.reason]
-        _end(tuning, TuningState.FAILED, problem=NOTHING.format(" ".join(reasons[:1])).strip())
+        said = problem or NOTHING.format(" ".join(reasons[:1])).strip()
+        _end(tuning, TuningState.FAILED, problem=said)
         return
-    number, saved, problem = chosen.candidate.number, None, ""
+    draft, number = None, chosen.candidate.number
     if number != BASELINE:
         try:
-            saved = _version(tuning, candidates_of(tuning)[number])
+            draft = _version(tuning, candidates_of(tuning)[number])
         except (DraftProblem, Problem) as fault:
-            problem = NO_VERSION.format(fault)
-    _end(tuning, TuningState.SUCCEEDED, result=saved, problem=problem)
+            problem = f"{problem} {NO_VERSION.format(fault)}".strip()
+    _end(tuning, TuningState.SUCCEEDED, draft, problem=problem)
 
 
 def _version(tuning: Tuning, candidate: PlannedCandidate) -> Plan:
-    """Return the next version of the tuned plan, which fixes the best strategy.
+    """Return a planned draft of the next version of the tuned plan; it is not stored.
 
     Raises:
         DraftProblem: it cannot be planned any more.
@@ -388,31 +473,43 @@ def _version(tuning: Tuning, candidate: PlannedCandidate) -> Plan:
     plan, owner = tuning.plan, tuning.owner
     if plan is None or owner is None:
         raise NotFoundProblem("gone", "The plan, or the account that tuned it, is deleted.")
-    draft = draft_begun_from(plan, owner)
     document = read_stored(tuning.document)
     own, *others = (each.pins for each in candidates_of(tuning))
     tried = {name for pins in others for name, x in pins.items() if x != own.get(name)} - DERIVED
     differing = {name: candidate.pins[name] for name in tried & candidate.pins.keys()}
-    try:
-        draft.document = with_settings(
-            document, {**document.pins.stated, **differing}, candidate.workload
-        )
-        answer = plan_compute(draft)
-        wanted = Strategy.model_validate(candidate.pins).stated.items()
-        found = answer.plans[0].strategy.stated if answer.plans else {}
-        if not wanted <= found.items():
-            draft.document = _document(tuning, candidate)  # then all of it is fixed
-            plan_compute(draft)
-        return plan_keep(draft, by=owner.get_username())
-    except Exception:
-        draft.delete()
-        raise
+    draft = draft_copied(plan, owner)
+    draft.document = with_settings(
+        document, {**document.pins.stated, **differing}, candidate.workload
+    )
+    answer = plan_answer(draft)
+    wanted = Strategy.model_validate(candidate.pins).stated.items()
+    found = answer.plans[0].strategy.stated if answer.plans else {}
+    if not wanted <= found.items():
+        draft.document = _document(tuning, candidate)  # then all of it is fixed
+        plan_answer(draft)
+    return draft
 
 
-def _end(tuning: Tuning, state: TuningState, **fields: object) -> None:
-    rows = Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING)
+def _end(
+    tuning: Tuning, state: TuningState, draft: Plan | None = None, *, problem: str = ""
+) -> None:
+    """End a tuning that still runs, and save the draft with it.
+
+    Behind a version that was saved meanwhile it becomes a separate plan.
+    """
     with transaction.atomic():
-        if rows.update(state=state, ended_at=now(), **fields):
+        rows = Tuning.objects.select_for_update().filter(pk=tuning.pk, state=TuningState.RUNNING)
+        is_ended = bool(rows.update(state=state, ended_at=now(), problem=problem))
+        if is_ended and draft is not None:
+            owner = draft.owner
+            base = Plan.objects.select_for_update().filter(pk=draft.base_id).first()
+            is_newer = base is not None and not base.is_latest
+            draft.save(force_insert=True)
+            saved = plan_keep(draft, by=owner.get_username() if owner else "", as_new=is_newer)
+            if is_newer:
+                problem = f"{problem} {SEPARATE}".strip()
+            Tuning.objects.filter(pk=tuning.pk).update(result=saved, problem=problem)
+        if is_ended:
             event_record(tuning, f"tuning.{state}", ACTOR)
     tuning.refresh_from_db()
 

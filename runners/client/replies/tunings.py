@@ -16,7 +16,7 @@ CandidateStateWord = Open[
 
 
 class GainReply(Reply):
-    """The gain over the plan's own choice, as a share of that, with its 80 % interval."""
+    """The gain over the plan's own choice, as a share of that, with its 90 % interval."""
 
     value: float
     low: float
@@ -36,7 +36,10 @@ class CandidateReply(Reply):
     state: CandidateStateWord
     reason: Annotated[str, Field(description="Why it failed, is behind or was left out")]
     note: Annotated[str, Field(description="What disturbed a measurement")]
-    measured: Annotated[float | None, Field(description="Geometric mean of its measurements")]
+    measured: Annotated[
+        float | None,
+        Field(description="Geometric mean of its repeated measurements, else the first"),
+    ]
     error_ratio: Annotated[float | None, Field(description="Its standard error, as a share")]
     num_measured: int
     meets_targets: Annotated[bool | None, Field(description="The plan's latency targets")]

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.shared.tuning import MOST_EACH, Candidate, Observation, TuningSearch
+from runners.shared.tuning import MOST_EACH, REPEATS, Candidate, Observation, TuningSearch
 
 MEGA = 10**6
 
@@ -53,23 +53,48 @@ def states(tuning: TuningSearch) -> list[str]:
     return [each.state for each in tuning.results]
 
 
-def test_each_is_measured_once_and_the_best_again_until_it_is_decided():
+def test_each_is_measured_once_and_the_best_and_the_plans_own_again():
     for name, values, less, chosen, measured, tried in [
-        ("a clear best", [100, 130, 90], False, 1, ["behind", "measured", "behind"], [0, 1, 2, 1]),
-        ("the plan's choice", [100, 70, 60], False, 0, ["measured", "behind", "behind"],
-         [0, 1, 2, 0]),
-        ("less is better", [10, 13, 8], True, 2, ["behind", "behind", "measured"], [0, 1, 2, 2]),
-        ("one candidate", [100], False, 0, ["measured"], [0, 0]),
+        ("a clear best", [100, 130, 90], False, 1, ["behind", "measured", "behind"],
+         [0, 1, 2, 0, 1, 0, 1, 0, 1]),
+        ("the plan's choice", [100, 70, 60], False, 0, ["measured", "behind", "behind"], [0, 1, 2]),
+        ("less is better", [10, 13, 8], True, 2, ["behind", "behind", "measured"],
+         [0, 1, 2, 0, 2, 0, 2, 0, 2]),
+        ("one candidate", [100], False, 0, ["measured"], [0]),
     ]:  # fmt: skip
-        tuning = tuned(candidates(*[1] * len(values)), host(values), less=less)
+        tuning = tuned(candidates(*[1] * len(values)), host(values), less=less, trials=12)
         assert tuning.outcome.chosen.candidate.number == chosen, name
         assert (states(tuning), order(tuning), tuning.ending) == (measured, tried, "decided"), name
+
+
+def test_a_gain_needs_repeated_measurements_of_both_and_the_first_ones_do_not_count():
+    def run(number: int, trial: int) -> Observation:  # the plan's own first trial was disturbed
+        return Observation(number, "measured", 1.0, 60.0 if trial == 0 else 100.0)
+
+    tuning = tuned(candidates(1, 1), run, trials=20)
+    assert (tuning.outcome.chosen.candidate.number, tuning.outcome.gain.value) == (0, 0.0)
+    small = tuned(candidates(1, 1), host([100.0, 150.0]), trials=5).outcome
+    assert (small.best.candidate.number, small.chosen.candidate.number) == (1, 0)
+    assert small.num_missing == 1
+    enough = tuned(candidates(1, 1), host([100.0, 150.0]), trials=2 + 2 * REPEATS).outcome
+    assert (enough.chosen.candidate.number, enough.num_missing) == (1, 0)
+
+
+def test_equal_candidates_seldom_show_a_gain():
+    for noise in (0.01, 0.02, 0.05, 0.1):
+        for trials in (6, 8, 16):
+            outcomes = [
+                tuned(candidates(*[1] * 8), host([100.0] * 8, noise, seed), trials=trials).outcome
+                for seed in range(150)
+            ]
+            false = sum(each.chosen.candidate.number != 0 for each in outcomes) / len(outcomes)
+            assert false <= 0.1, (noise, trials)
 
 
 def test_a_gain_within_the_noise_leaves_the_plans_own_choice():
     tuning = tuned(candidates(1, 1), host([100.0, 100.5]), trials=20)
     assert order(tuning).count(0) == order(tuning).count(1) == MOST_EACH
-    best, chosen, gain = vars(tuning.outcome).values()
+    best, chosen, gain, _ = vars(tuning.outcome).values()
     assert (best.candidate.number, chosen.candidate.number) == (1, 0)
     assert gain.low < 0 < gain.value < gain.high
 
@@ -90,17 +115,15 @@ def test_what_fails_leaves_out_those_that_would_fail_as_well():
             ["memory", 9, 8, 7],
             ["failed", "left_out", "measured", "behind"],
         ),
-        ("a fault of the plan's", ["failed", 9, 8, 7], ["failed", *["left_out"] * 3]),
+        ("a fault of the plan's", ["failed", 9, 8, 7], ["failed", "measured", "behind", "behind"]),
         ("a person", [9, "withdrawn", 8, 7], ["measured", "failed", "behind", "behind"]),
         ("the host", [9, "lost", 8, 7], ["measured", "failed", "behind", "behind"]),
     ]:
         found = states(tuned(options, host(values), trials=12))
         want = ["measured" if one == "behind" else one for one in expected]
         assert ["measured" if one == "behind" else one for one in found] == want, name
-    nothing = tuned(options, host(["failed", 9, 8, 7]))
-    assert (nothing.ending, nothing.outcome.chosen, len(nothing.observations)) == (
-        "nothing", None, 1,
-    )  # fmt: skip
+    nothing = tuned(options, host(["failed"] * 4))
+    assert (nothing.ending, nothing.outcome.chosen, order(nothing)) == ("nothing", None, [0, 1, 3])
     lost = tuned(options[:1], host(["lost"]))
     assert order(lost) == [0, 0]
     without = tuned(options, host(["memory", 9, 8, 7])).outcome
@@ -188,6 +211,6 @@ def test_the_choice_is_close_to_the_best_of_an_exhaustive_search():
             chosen = tuning.outcome.chosen.candidate.number
             regrets.append(1.0 - values[chosen] / max(values))
     within = {noise: sum(each <= 0.03 for each in rows) / 50 for noise, rows in far.items()}
-    assert within[0.0] >= 0.97
-    assert within[0.02] >= 0.95
-    assert within[0.05] >= 0.8
+    assert within[0.0] >= 0.94
+    assert within[0.02] >= 0.9
+    assert within[0.05] >= 0.7
