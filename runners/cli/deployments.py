@@ -298,6 +298,9 @@ def key_add(
     tokens_per_day: Annotated[
         int | None, typer.Option("--tokens-per-day", help="Prompts and answers, UTC.")
     ] = None,
+    tokens_per_month: Annotated[
+        int | None, typer.Option("--tokens-per-month", help="From the first of the month, UTC.")
+    ] = None,
     days: Annotated[float | None, typer.Option("--days", help="How long it is valid.")] = None,
     output: OutputOption = "table",
 ) -> None:
@@ -308,6 +311,7 @@ def key_add(
         "requests_per_minute": per_minute,
         "max_concurrency": at_once,
         "tokens_per_day": tokens_per_day,
+        "tokens_per_month": tokens_per_month,
         "days": days,
     }
     with server() as client:

@@ -170,6 +170,7 @@ class KeyOptions(TypedDict):
     requests_per_minute: NotRequired[int | None]
     max_concurrency: NotRequired[int | None]
     tokens_per_day: NotRequired[int | None]
+    tokens_per_month: NotRequired[int | None]
     hold_seconds: NotRequired[float]
     days: NotRequired[float | None]
 

@@ -338,14 +338,15 @@ def deployment_remove(request: HttpRequest, deployment_id: str) -> Status[None]:
 
 
 def _key(key: ServingKey) -> dict[str, Any]:
-    names = ("name", "hint", "requests_per_minute", "max_concurrency", "tokens_per_day")
+    names = ("name", "hint")
+    limits = ("requests_per_minute", "max_concurrency", "tokens_per_day", "tokens_per_month")
     times = ("created_at", "expires_at", "revoked_at", "last_used_at")
     return {
         "id": key.pk,
         "owner": key.owner.get_username() if key.owner else "",
         "models": key.model_names,
         "hold_seconds": key.hold_seconds,
-        **{name: getattr(key, name) for name in (*names, *times)},
+        **{name: getattr(key, name) for name in (*names, *limits, *times)},
     }
 
 

@@ -186,6 +186,9 @@ class KeyForm(forms.Form):
     tokens_per_day = WholeField(
         label="Tokens a day", min_value=1, required=False, help_text="Prompts and answers, UTC"
     )
+    tokens_per_month = WholeField(
+        label="Tokens a month", min_value=1, required=False, help_text="Of the calendar, UTC"
+    )
     hold_seconds = DecimalField(
         label="Wait for a model to wake, in seconds",
         min_value=0,

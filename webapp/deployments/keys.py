@@ -48,6 +48,9 @@ class KeyOptions(BaseModel):
     tokens_per_day: Annotated[
         TokenLimit, Field(description="Of prompts and answers, from midnight UTC")
     ] = None
+    tokens_per_month: Annotated[
+        TokenLimit, Field(description="Of prompts and answers, from the first of the month UTC")
+    ] = None
     hold_seconds: Annotated[
         float,
         Field(
@@ -92,6 +95,7 @@ def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, 
             requests_per_minute=options.requests_per_minute,
             max_concurrency=options.max_concurrency,
             tokens_per_day=options.tokens_per_day,
+            tokens_per_month=options.tokens_per_month,
             hold_seconds=options.hold_seconds,
             created_at=now(),
             expires_at=now() + timedelta(days=options.days) if options.days else None,

@@ -200,6 +200,7 @@ class ServingKey(TeamOwned):
     requests_per_minute = models.PositiveIntegerField(null=True, blank=True)
     max_concurrency = models.PositiveIntegerField(null=True, blank=True)
     tokens_per_day = models.PositiveBigIntegerField(null=True, blank=True)
+    tokens_per_month = models.PositiveBigIntegerField(null=True, blank=True)
     hold_seconds = models.FloatField()  # a request waits so long for a model to wake
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True, blank=True)
@@ -211,6 +212,12 @@ class ServingKey(TeamOwned):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def has_limits(self) -> bool:
+        """Return whether requests or tokens are limited."""
+        limits = (self.requests_per_minute, self.max_concurrency)
+        return any((*limits, self.tokens_per_day, self.tokens_per_month))
 
 
 class Usage(models.Model):

@@ -1,9 +1,9 @@
-"""What clients' keys used, by day, key and deployment."""
+"""What clients' keys used, by day, key and deployment; and by the periods of their limits."""
 
 from collections.abc import Iterator
 from datetime import date, timedelta
 
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet, Sum
 
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
@@ -12,6 +12,28 @@ from webapp.deployments.models import Usage
 
 DAYS, MOST_DAYS = 30, 400
 CHUNK_ROWS = 2000  # read at once, so that a slow client holds no query open
+
+NUM_TOKENS = F("prompt_tokens") + F("completion_tokens")  # that count against a limit
+
+
+def periods_of(day: str) -> tuple[str, str]:
+    """Return the periods of limits that a day (ISO, UTC) is in: itself, and its month."""
+    return day, day[:7]
+
+
+def tokens_used() -> dict[str, dict[str, int]]:
+    """Return the tokens of keys with a limit of them, by key and period: today and this month."""
+    today = now().date()
+    of_day = Q(day=today, key__tokens_per_day__isnull=False)
+    of_month = Q(
+        day__gte=today.replace(day=1), day__lte=today, key__tokens_per_month__isnull=False
+    )
+    rows = Usage.objects.filter(of_day | of_month, key__revoked_at=None).order_by()
+    sums = rows.values("key").annotate(
+        today=Sum(NUM_TOKENS, filter=Q(day=today)), month=Sum(NUM_TOKENS)
+    )
+    day, month = periods_of(today.isoformat())
+    return {each["key"]: {day: each["today"] or 0, month: each["month"]} for each in sums}
 
 
 def usage_of(membership: Membership, days: int) -> QuerySet[Usage]:

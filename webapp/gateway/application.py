@@ -96,6 +96,7 @@ class Gateway:
         self.routes = routes or Routes()
         self.tunnels = tunnels or Tunnels()
         self.journal = Journal(journal_folder)
+        self.routes.while_read = self.journal.settling
         self.limits = Limits()
         self._bodies = Bodies()
         self._running: Counter[str] = Counter()  # requests by replica
@@ -162,7 +163,7 @@ class Gateway:
             raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
         asked = await _read(exchange)
         route = self._route_of(key, asked.model)
-        pending = self.journal.pending_tokens(key.id)
+        pending = self.journal.pending_tokens
         with self.limits.held(key, pending) as headers, self.routes.count(route):
             exchange.answer_headers = headers
             working = self._forward(exchange, key, route, asked)

@@ -13,8 +13,8 @@ import mmap
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import date
 from http import HTTPStatus
 from pathlib import Path
@@ -28,6 +28,7 @@ from runners.shared.event_streams import TokensUsed
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
+from webapp.deployments.usage import periods_of
 
 COUNT_SECONDS = 1.0
 MOST_BYTES = 8 * 1024**2  # of a journal, before the next one is begun
@@ -36,6 +37,7 @@ NUM_SLOTS, SLOT_BYTES = 4096, 192  # answers that are being sent at the same tim
 FLAGS = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
 NO_SLOT = -1  # more are open than there are slots
 log = structlog.get_logger(__name__)
+Tokens = Counter[tuple[str, str]]  # by key and period of its limits
 
 
 class Answer(NamedTuple):
@@ -101,7 +103,8 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._pending: Counter[str] = Counter()  # tokens by key that the database does not have
+        self._pending: Tokens = Counter()  # that the snapshot of the database does not have
+        self._counted: Tokens = Counter()  # of them, those that the database has
         self._files: _Files | None = None
         self._open: dict[int, OpenAnswer] = {}  # by slot
         self._free: list[int] = list(range(NUM_SLOTS))
@@ -148,7 +151,7 @@ class Journal:
         with self._lock:
             try:
                 self._current().append(answer.line)
-                self._pending[answer.key_id] += answer.num_tokens
+                self._pending.update(tokens_of([answer]))
             except OSError as error:
                 log.warning("an answer is not counted", cause=str(error), answer=answer)
             if self._open.pop(opened.slot, None) is not None:
@@ -156,9 +159,26 @@ class Journal:
                 if self._files is not None:
                     self._files.write_slot(opened.slot, b"")
 
-    def pending_tokens(self, key_id: str) -> int:
-        """Return the tokens of a key that are not counted in the database yet."""
-        return self._pending[key_id]
+    def pending_tokens(self, key_id: str, period: str) -> int:
+        """Return the tokens of a key in a period that the snapshot does not have yet."""
+        return self._pending[key_id, period]
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Drop at the block's end what the database had at its begin: the block has read it.
+
+        Until then tokens are in one of the two, at times in both, and never in none, so that no
+        request slips through between a count and the next look.
+        """
+        with self._lock:
+            settled = self._counted.copy()
+        yield
+        with self._lock:
+            for each in (self._pending, self._counted):
+                each.subtract(settled)
+                for key in settled:
+                    if not each[key]:
+                        del each[key]
 
     def _current(self) -> "_Files":
         while self._files is None:
@@ -207,7 +227,7 @@ class Journal:
             num_bytes = files.num_bytes
             tokens = count_file(files.path)
             with self._lock:
-                self._pending.subtract(tokens)
+                self._counted.update(tokens)
                 files.num_counted = num_bytes
                 if files.num_bytes > MOST_BYTES:
                     self._change_files()
@@ -219,7 +239,7 @@ class Journal:
                 continue
             if files is not None and left == files.path:  # filled, and changed above
                 with self._lock:
-                    self._pending.subtract(tokens)
+                    self._counted.update(tokens)
 
 
 class _Files:
@@ -285,7 +305,7 @@ def open_answers(path: Path) -> list[Answer]:
     return read_answers(filter(None, lines))
 
 
-def count_left(path: Path) -> Counter[str]:
+def count_left(path: Path) -> Tokens:
     """Count a journal whose gateway is dead, with its open answers, and delete it.
 
     Nothing is done while its gateway lives, or while another one counts it.
@@ -314,8 +334,8 @@ def read_answers(lines: Iterable[bytes]) -> list[Answer]:
     return found
 
 
-def count_file(path: Path, *, is_left: bool = False) -> Counter[str]:
-    """Count the answers of a journal that are not counted yet; return the tokens by key.
+def count_file(path: Path, *, is_left: bool = False) -> Tokens:
+    """Count the answers of a journal that are not counted yet; return their tokens.
 
     ``is_left``: its gateway is dead, so that its open answers have ended too.
     """
@@ -338,9 +358,15 @@ def count_file(path: Path, *, is_left: bool = False) -> Counter[str]:
         if not fenced.update(counted_bytes=len(whole), has_open=not is_left):
             transaction.set_rollback(True)  # another process counted it meanwhile
             return Counter()
-    tokens: Counter[str] = Counter()
+    return tokens_of(answers)
+
+
+def tokens_of(answers: Iterable[Answer]) -> Tokens:
+    """Return the tokens of answers, each in its day and in its month."""
+    tokens: Tokens = Counter()
     for each in answers:
-        tokens[each.key_id] += each.num_tokens
+        for period in periods_of(each.day):
+            tokens[each.key_id, period] += each.num_tokens
     return tokens
 
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 import structlog
 from django.db import DatabaseError, close_old_connections
-from django.db.models import F, Sum
 
 from runners.shared.timing import scale_duration
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
 from webapp.core.clock import now
-from webapp.deployments.models import Deployment, GatewayLoad, Replica, ServingKey, Usage
+from webapp.deployments.models import Deployment, GatewayLoad, Replica, ServingKey
 from webapp.deployments.services import deployment_wake
 from webapp.deployments.states import DeploymentState, DeploymentView, views_of
+from webapp.deployments.usage import tokens_used
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Job
 
@@ -70,7 +70,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Key:
-    """A client's key with its limits; ``used_today`` are the tokens that the database has."""
+    """A client's key with its limits; ``used`` are the tokens that the database has, by period."""
 
     id: str
     team_id: str
@@ -78,9 +78,10 @@ class Key:
     requests_per_minute: int | None
     max_concurrency: int | None
     tokens_per_day: int | None
+    tokens_per_month: int | None
     hold_seconds: float
     expires_at: datetime | None
-    used_today: int = 0
+    used: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def opens(self, name: str) -> bool:
         """Return whether the key is for a deployment of this name."""
@@ -100,8 +101,8 @@ class Snapshot:
         return [each for name, each in sorted(found.items()) if key.opens(name)]
 
 
-def load_snapshot(used: Mapping[str, int]) -> Snapshot:
-    """Return what the database says; ``used`` are the tokens of today by key."""
+def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
+    """Return what the database says; ``used`` are the tokens by key and period."""
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
         "failures", "loads", "created_at", "max_replicas",
@@ -127,9 +128,10 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
             row.requests_per_minute,
             row.max_concurrency,
             row.tokens_per_day,
+            row.tokens_per_month,
             row.hold_seconds,
             row.expires_at,
-            used.get(row.pk, 0),
+            used.get(row.pk, {}),
         )
         for row in ServingKey.objects.filter(revoked_at=None)
         if (row.expires_at is None or row.expires_at > instant)
@@ -143,15 +145,6 @@ def _members() -> set[tuple[str, int | None]]:
     roles = [role for role in Role if is_at_least(role, Role.PRACTITIONER)]
     rows = Membership.objects.filter(role__in=roles, user__is_active=True)
     return set(rows.values_list("team", "user"))
-
-
-def used_today() -> dict[str, int]:
-    """Return the tokens that keys with a limit have used today (UTC), by key."""
-    rows = Usage.objects.filter(
-        day=now().date(), key__revoked_at=None, key__tokens_per_day__isnull=False
-    )
-    totals = rows.values("key").annotate(total=Sum(F("prompt_tokens") + F("completion_tokens")))
-    return {each["key"]: each["total"] for each in totals.order_by()}
 
 
 class Served(NamedTuple):
@@ -206,8 +199,10 @@ class Routes:
     ask for.
     """
 
-    def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
+    def __init__(self, load: Callable[..., Snapshot] = load_snapshot) -> None:
         self.snapshot = Snapshot()
+        # Runs around each look: tokens that are counted before it are in the snapshot after it.
+        self.while_read: Callable[[], AbstractContextManager[None]] = nullcontext
         self.is_known = False
         self._load = load
         self._soon, self._stop = threading.Event(), threading.Event()
@@ -341,7 +336,8 @@ class Routes:
     def refresh(self) -> None:
         """Read the database once."""
         self._soon.clear()  # a wake from now on is seen by the next look
-        self._publish(self._load(used_today()))
+        with self.while_read():
+            self._publish(self._load(tokens_used()))
 
     def _publish(self, snapshot: Snapshot) -> None:
         has_fewer_keys = bool(self.snapshot.keys.keys() - snapshot.keys.keys())

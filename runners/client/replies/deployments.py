@@ -70,6 +70,7 @@ class KeyReply(Reply):
     requests_per_minute: int | None
     max_concurrency: int | None
     tokens_per_day: int | None
+    tokens_per_month: Annotated[int | None, Field(description="Of the calendar, UTC; null: any")]
     hold_seconds: float
     created_at: datetime
     expires_at: datetime | None
