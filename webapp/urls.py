@@ -163,6 +163,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
         deployments.key_remove,
         name="serving-key-revoke",
     ),
+    path(
+        "deployments/keys/<slug:serving_key_id>/rotate/",
+        deployments.key_renew,
+        name="serving-key-rotate",
+    ),
     path("deployments/usage/", deployments.usage_list, name="serving-usage"),
     path("deployments/usage.csv", deployments.usage_file, name="serving-usage-file"),
     path(DEPLOYMENT, deployments.deployment_detail, name="deployment-detail"),

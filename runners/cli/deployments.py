@@ -320,6 +320,22 @@ def key_add(
         typer.echo(made.key)
 
 
+@keys.command("rotate")
+def key_rotate(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="From `slipway keys list`.")],
+    overlap: Annotated[
+        float,
+        typer.Option("--overlap", metavar="HOURS", help="The present secret opens so long."),
+    ] = 24.0,
+    output: OutputOption = "table",
+) -> None:
+    """Give a key a new secret and print it; the present one opens for some hours more."""
+    with server() as client:
+        made = client.rotate_serving_key(key_id, {"overlap_hours": overlap})
+    if not wrote(made, output):
+        typer.echo(made.key)
+
+
 @keys.command("revoke")
 def key_revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="From `slipway keys list`.")],

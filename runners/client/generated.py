@@ -622,6 +622,12 @@ class Operations:
     ) -> MadeKey:
         """Make a key with which clients use the team's deployments."""
 
+    @operation("POST", "/serving-keys/{key_id}/rotate")
+    def rotate_serving_key(
+        self, key_id: str, body: Rotation | JsonObject, *, idempotency_key: str | None = None
+    ) -> MadeKey:
+        """Give a key a new secret; the present one still opens for the hours of the overlap."""
+
     @operation("DELETE", "/serving-keys/{key_id}")
     def revoke_serving_key(self, key_id: str, *, idempotency_key: str | None = None) -> None:
         """Revoke a key; gateways end its streams within a second."""

@@ -316,6 +316,12 @@ class QuotaChanges(TypedDict):
     share: NotRequired[float | None]
 
 
+class Rotation(TypedDict):
+    """How long a key's present secret is still valid beside the new one."""
+
+    overlap_hours: NotRequired[float]
+
+
 class Saving(TypedDict):
     """How a draft is saved."""
 

@@ -40,12 +40,13 @@ from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
-from webapp.deployments.keys import KeyOptions, key_make, key_revoke
+from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, ServingKey, Usage
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
     keys_of,
+    own_key_for,
     usable_deployment,
     visible_deployment,
 )
@@ -341,12 +342,13 @@ def _key(key: ServingKey) -> dict[str, Any]:
     names = ("name", "hint")
     limits = ("requests_per_minute", "max_concurrency", "tokens_per_day", "tokens_per_month")
     times = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    more = ("rotated_at", "earlier_until")
     return {
         "id": key.pk,
         "owner": key.owner.get_username() if key.owner else "",
         "models": key.model_names,
         "hold_seconds": key.hold_seconds,
-        **{name: getattr(key, name) for name in (*names, *limits, *times)},
+        **{name: getattr(key, name) for name in (*names, *limits, *times, *more)},
     }
 
 
@@ -372,6 +374,18 @@ def key_add(request: HttpRequest, body: KeyOptions) -> Status[MadeKey]:
     check_role(Role(membership.role), Role.PRACTITIONER)
     key, text = key_make(team=membership.team, by=signed_in(request), options=body)
     return Status(201, MadeKey(**_key(key), key=text))
+
+
+@router.post(
+    "/serving-keys/{key_id}/rotate",
+    auth=LAUNCH,
+    response={200: MadeKey, **REFUSALS},
+    operation_id="rotate_serving_key",
+)
+def key_renew(request: HttpRequest, key_id: str, body: Rotation) -> MadeKey:
+    """Give a key a new secret; the present one still opens for the hours of the overlap."""
+    key, text = key_rotate(key=own_key_for(request, key_id), by=signed_in(request), rotation=body)
+    return MadeKey(**_key(key), key=text)
 
 
 @router.delete(

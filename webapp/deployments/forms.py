@@ -10,7 +10,14 @@ from planner.specs.units import MINUTE
 from runners.jobspec.base import NAME_LENGTH
 from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.problems import InvalidProblem
-from webapp.deployments.keys import DEFAULT_HOLD_SECONDS, MOST_DAYS, MOST_HOLD_SECONDS, KeyOptions
+from webapp.deployments.keys import (
+    DEFAULT_HOLD_SECONDS,
+    DEFAULT_OVERLAP_HOURS,
+    MOST_DAYS,
+    MOST_HOLD_SECONDS,
+    MOST_OVERLAP_HOURS,
+    KeyOptions,
+)
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment
 from webapp.deployments.services import (
     DEFAULT_IDLE_SECONDS,
@@ -219,6 +226,17 @@ class KeyForm(forms.Form):
         except ValidationError as error:
             first = error.errors()[0]
             raise InvalidProblem(str(first["loc"][0]), first["msg"]) from error
+
+
+class RotationForm(forms.Form):
+    """A new secret for a key."""
+
+    overlap_hours = DecimalField(
+        label="Hours in which the present secret still opens",
+        min_value=0,
+        max_value=MOST_OVERLAP_HOURS,
+        initial=int(DEFAULT_OVERLAP_HOURS),
+    )
 
 
 class ConversationForm(forms.Form):

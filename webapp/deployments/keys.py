@@ -1,4 +1,4 @@
-"""Keys of clients for a team's deployments: make, change, revoke."""
+"""Keys of clients for a team's deployments: make, rotate, revoke."""
 
 import secrets
 from base64 import urlsafe_b64encode
@@ -19,13 +19,15 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.deployments.models import Deployment, ServingKey
+from webapp.deployments.models import Deployment, EarlierSecret, ServingKey
 
 PREFIX = "sk-slipway-"
 HINT_LENGTH = len(PREFIX) + 4
 MOST_KEYS = 500  # of one team, valid at the same time
 DEFAULT_HOLD_SECONDS, MOST_HOLD_SECONDS = 120.0, 1800.0
 MOST_DAYS = 3660
+DEFAULT_OVERLAP_HOURS, MOST_OVERLAP_HOURS = 24.0, 720.0
+MOST_EARLIER = 10  # secrets of one key that open at the same time
 PLAYGROUND, PLAYGROUND_SALT = "Playground", "slipway.conversation"
 PLAYGROUND_HOLD_SECONDS = 900.0
 Limit = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
@@ -83,7 +85,7 @@ def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, 
             "too_many_keys",
             f"{team.name} has {MOST_KEYS} valid keys, the most. Revoke one that is not used.",
         )
-    text = PREFIX + secrets.token_urlsafe(32)
+    text = _new_text()
     with transaction.atomic():
         key = ServingKey.objects.create(
             team=team,
@@ -125,6 +127,62 @@ def playground_key_of(*, team: Team, by: User) -> str:
         key.digest, key.hint = key_hash(text), text[:HINT_LENGTH]
         key.save(update_fields=["digest", "hint"])
     return text
+
+
+def _new_text() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+class Rotation(BaseModel):
+    """How long a key's present secret is still valid beside the new one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overlap_hours: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=MOST_OVERLAP_HOURS,
+            description="In which the present secret still opens; 0: it ends now",
+        ),
+    ] = DEFAULT_OVERLAP_HOURS
+
+
+@sensitive_variables("text")
+def key_rotate(*, key: ServingKey, by: User, rotation: Rotation) -> tuple[ServingKey, str]:
+    """Give a key a new secret; return the key and the secret, which is not shown again.
+
+    It stays the same key, with its limits and its usage. All earlier secrets open until the end
+    of the overlap, or of their own if that comes first.
+
+    Raises:
+        ConflictProblem: it is revoked or expired, or has ``MOST_EARLIER`` earlier secrets.
+    """
+    text, instant = _new_text(), now()
+    until = instant + timedelta(hours=rotation.overlap_hours)
+    with transaction.atomic():
+        row = ServingKey.objects.select_for_update().get(pk=key.pk)
+        if row.revoked_at or (row.expires_at and row.expires_at <= instant):
+            raise ConflictProblem(
+                "key_ended", f"{row.name} is revoked or expired. Make another key instead."
+            )
+        earlier = EarlierSecret.objects.filter(key=row)
+        earlier.filter(valid_until__gt=until).update(valid_until=until)
+        earlier.filter(valid_until__lte=instant).delete()
+        if until > instant:
+            if earlier.count() >= MOST_EARLIER:
+                raise ConflictProblem(
+                    "too_many_secrets",
+                    f"{row.name} has {MOST_EARLIER} earlier secrets that still open, the most. "
+                    "Rotate it without an overlap, which ends them.",
+                )
+            EarlierSecret.objects.create(key=row, digest=row.digest, valid_until=until)
+        row.digest, row.hint, row.rotated_at = key_hash(text), text[:HINT_LENGTH], instant
+        row.earlier_until = until if until > instant else None
+        row.save(update_fields=["digest", "hint", "rotated_at", "earlier_until"])
+        detail = {"name": row.name, "overlap_hours": rotation.overlap_hours}
+        event_record(row, "serving_key.rotated", by.get_username(), detail=detail)
+    return row, text
 
 
 def _derived(key_id: str) -> str:

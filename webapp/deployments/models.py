@@ -206,6 +206,8 @@ class ServingKey(TeamOwned):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
+    rotated_at = models.DateTimeField(null=True, blank=True)
+    earlier_until = models.DateTimeField(null=True, blank=True)  # an earlier secret opens too
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -218,6 +220,20 @@ class ServingKey(TeamOwned):
         """Return whether requests or tokens are limited."""
         limits = (self.requests_per_minute, self.max_concurrency)
         return any((*limits, self.tokens_per_day, self.tokens_per_month))
+
+
+class EarlierSecret(models.Model):
+    """A secret that a key had before it was rotated; it opens the same until ``valid_until``."""
+
+    key = models.ForeignKey(ServingKey, on_delete=models.CASCADE, related_name="earlier_secrets")
+    digest = models.CharField(max_length=64, unique=True)  # SHA-256 hex
+    valid_until = models.DateTimeField()
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"earlier secret of {self.key_id}"
 
 
 class Usage(models.Model):

@@ -69,3 +69,15 @@ def key_for(request: HttpRequest, key_id: str) -> ServingKey:
     if not may_change(membership_of(request.user, key.team), key):
         raise PermissionDenied("Only its owner or an operator can revoke this key.")
     return key
+
+
+def own_key_for(request: HttpRequest, key_id: str) -> ServingKey:
+    """Return a key that the person may rotate: what it then uses counts as its owner's.
+
+    Raises:
+        PermissionDenied: the role is too low, or the key is someone else's.
+    """
+    key = key_for(request, key_id)
+    if key.owner_id != request.user.pk:
+        raise PermissionDenied("Only its owner can rotate this key; you can revoke it.")
+    return key

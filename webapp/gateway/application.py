@@ -167,7 +167,7 @@ class Gateway:
         with self.limits.held(key, pending) as headers, self.routes.count(route):
             exchange.answer_headers = headers
             working = self._forward(exchange, key, route, asked)
-            await self._unless_over(exchange, working)
+            await self._unless_over(exchange, key, working)
 
     def _key_of(self, exchange: Exchange) -> Key:
         """Return the key that a request was sent with.
@@ -240,7 +240,9 @@ class Gateway:
             kept.end(status, is_cut=is_cut)
         await exchange.finish()
 
-    async def _unless_over(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_over(
+        self, exchange: Exchange, key: Key, work: Coroutine[Any, Any, None]
+    ) -> None:
         """Do the work; cancel it if the client disconnects, or its key is revoked, before.
 
         Raises:
@@ -248,7 +250,7 @@ class Gateway:
         """
         working = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(exchange.gone())
-        revoked = asyncio.ensure_future(self.routes.key_gone(key_hash(exchange.secret)))
+        revoked = asyncio.ensure_future(self.routes.key_gone(key.id))
         waiting: Sequence[asyncio.Future[None]] = (working, gone, revoked)
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,7 +25,13 @@ from runners.shared.timing import scale_duration
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
 from webapp.core.clock import now
-from webapp.deployments.models import Deployment, GatewayLoad, Replica, ServingKey
+from webapp.deployments.models import (
+    Deployment,
+    EarlierSecret,
+    GatewayLoad,
+    Replica,
+    ServingKey,
+)
 from webapp.deployments.services import deployment_wake
 from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.deployments.usage import tokens_used
@@ -90,10 +97,15 @@ class Key:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All keys by their digest, and all deployments by team and each of their names."""
+    """All keys by the digests of their secrets, and all deployments by team and each name."""
 
     keys: Mapping[str, Key] = field(default_factory=lambda: MappingProxyType({}))
     routes: Mapping[tuple[str, str], Route] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def key_ids(self) -> frozenset[str]:
+        """Return the ids of the keys."""
+        return frozenset(each.id for each in self.keys.values())
 
     def routes_of(self, key: Key) -> list[Route]:
         """Return the deployments that a key opens, by name."""
@@ -137,7 +149,17 @@ def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
         if (row.expires_at is None or row.expires_at > instant)
         and (row.team_id, row.owner_id) in members
     }
+    by_id = {each.id: each for each in keys.values()}
+    for digest, key_id in _earlier_secrets(instant):
+        if key_id in by_id:
+            keys.setdefault(digest, by_id[key_id])
     return Snapshot(keys, routes)
+
+
+def _earlier_secrets(instant: datetime) -> Iterable[tuple[str, str]]:
+    """Return the digests of rotated keys' earlier secrets that still open, with their keys."""
+    rows = EarlierSecret.objects.filter(valid_until__gt=instant, key__revoked_at=None)
+    return rows.values_list("digest", "key")
 
 
 def _members() -> set[tuple[str, int | None]]:
@@ -246,9 +268,9 @@ class Routes:
         finally:
             waiting.cancel()
 
-    async def key_gone(self, digest: str) -> None:
-        """Return once no snapshot has a key any more."""
-        while digest in self.snapshot.keys:
+    async def key_gone(self, key_id: str) -> None:
+        """Return once the snapshot has a key no more, by none of its secrets."""
+        while key_id in self.snapshot.key_ids:
             await self._keys_changed.wait()
 
     def wake(self, deployment_id: str) -> None:
@@ -340,7 +362,7 @@ class Routes:
             self._publish(self._load(tokens_used()))
 
     def _publish(self, snapshot: Snapshot) -> None:
-        has_fewer_keys = bool(self.snapshot.keys.keys() - snapshot.keys.keys())
+        has_fewer_keys = bool(self.snapshot.key_ids - snapshot.key_ids)
         self.snapshot, self.is_known = snapshot, True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._announce, has_fewer_keys)

@@ -32,14 +32,28 @@ from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
-from webapp.deployments.forms import ChangeForm, ConversationForm, DeployForm, KeyForm
-from webapp.deployments.keys import PLAYGROUND, key_make, key_revoke, playground_key_of
-from webapp.deployments.models import Deployment, Replica, Usage
+from webapp.deployments.forms import (
+    ChangeForm,
+    ConversationForm,
+    DeployForm,
+    KeyForm,
+    RotationForm,
+)
+from webapp.deployments.keys import (
+    PLAYGROUND,
+    Rotation,
+    key_make,
+    key_revoke,
+    key_rotate,
+    playground_key_of,
+)
+from webapp.deployments.models import Deployment, Replica, ServingKey, Usage
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
     keys_of,
     may_change,
+    own_key_for,
     usable_deployment,
     visible_deployment,
 )
@@ -249,6 +263,8 @@ def _keys(request: HttpRequest, form: KeyForm) -> HttpResponse:
         "team": membership.team,
         "keys": keys_of(membership),
         "form": form,
+        "rotation": RotationForm(),
+        "instant": now(),
         "new_key": new_key,
         "gateway_url": gateway_url(request),
         "may_make": is_at_least(Role(membership.role), Role.PRACTITIONER),
@@ -274,10 +290,33 @@ def key_save(request: HttpRequest) -> HttpResponse:
     except Problem as problem:
         form.add_error(None, problem.detail)
         return _keys(request, form)
+    return _shown_once(request, key, text)
+
+
+@sensitive_variables("text")
+def _shown_once(request: HttpRequest, key: ServingKey, text: str) -> HttpResponse:
+    """Go to the page that shows a key's text this once."""
     session_secret_keep(request, SERVING_KEYS, key.pk, text)
     response = redirect("serving-keys")
     response["Location"] += f"?new={key.pk}"
     return response
+
+
+@require_POST
+@sensitive_variables("text")
+def key_renew(request: HttpRequest, serving_key_id: str) -> HttpResponse:
+    """Give a key a new secret, which is shown once, on the page that follows."""
+    key, form = own_key_for(request, serving_key_id), RotationForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, f"Not rotated: {form.errors['overlap_hours'][0]}")
+        return redirect("serving-keys")
+    rotation = Rotation(overlap_hours=form.cleaned_data["overlap_hours"])
+    try:
+        key, text = key_rotate(key=key, by=signed_in(request), rotation=rotation)
+    except Problem as problem:
+        messages.error(request, problem.detail)
+        return redirect("serving-keys")
+    return _shown_once(request, key, text)
 
 
 @require_POST

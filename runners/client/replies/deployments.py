@@ -76,6 +76,10 @@ class KeyReply(Reply):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    rotated_at: Annotated[datetime | None, Field(description="When it last got a new secret")]
+    earlier_until: Annotated[
+        datetime | None, Field(description="Until then the secret before also opens")
+    ]
 
 
 class KeyPage(PageReply[KeyReply]):
@@ -83,7 +87,7 @@ class KeyPage(PageReply[KeyReply]):
 
 
 class MadeKey(KeyReply):
-    """A new key with its text, which is not shown again."""
+    """A new or rotated key with its text, which is not shown again."""
 
     key: str
 

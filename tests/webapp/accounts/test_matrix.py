@@ -69,6 +69,7 @@ RULES = {
     "deployments/keys/": PAGE,
     "deployments/keys/make/": Rule("post", PRACTITIONER),
     "deployments/keys/<slug:serving_key_id>/revoke/": OWN,
+    "deployments/keys/<slug:serving_key_id>/rotate/": Rule("post", SELF, is_object=True),
     "deployments/usage/": PAGE,
     "deployments/usage.csv": PAGE,
     "deployments/<slug:deployment_id>/": OBJECT,

@@ -44,6 +44,9 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     assert (made.digest, made.model_names) == (key_hash(key), ["small"])
     Usage.objects.create(key=made, deployment=row, day=now().date(), completion_tokens=1234)
     assert "1,234" in run("deployments", "usage")[1]
+    rotated = run("keys", "rotate", made.pk, "--overlap", "2")[1].strip()
+    made.refresh_from_db()
+    assert (made.digest, rotated != key) == (key_hash(rotated), True)
     assert run("keys", "revoke", made.pk, "--yes")[0] == 0
     assert "revoked" in run("keys", "list")[1]
     assert run("deployments", "delete", "small", "--yes")[0] == 0
