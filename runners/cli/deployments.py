@@ -274,6 +274,8 @@ def key_list(output: OutputOption = "table") -> None:
             each.name,
             f"{each.hint}…",
             ", ".join(each.models) or "all",
+            _used(each.tokens_today, each.tokens_per_day),
+            _used(each.tokens_this_month, each.tokens_per_month),
             f"{each.last_used_at:%Y-%m-%d %H:%M}" if each.last_used_at else "never",
             "revoked"
             if each.revoked_at
@@ -281,7 +283,19 @@ def key_list(output: OutputOption = "table") -> None:
         )
         for each in rows
     ]
-    show(table(("ID", "NAME", "KEY", "FOR", "LAST USED", "EXPIRES"), shown, fixed=(0,)))
+    show(
+        table(
+            ("ID", "NAME", "KEY", "FOR", "TODAY", "MONTH", "LAST USED", "EXPIRES"),
+            shown,
+            fixed=(0,),
+        )
+    )
+
+
+def _used(tokens: int, limit: int | None) -> str:
+    if limit is None:
+        return f"{tokens:,}"
+    return f"{tokens:,} of {limit:,}"
 
 
 @keys.command("add")

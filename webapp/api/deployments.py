@@ -1,5 +1,6 @@
 """Operations on deployments, on the keys of their clients, and on usage."""
 
+from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from pydantic import Field, model_validator
 from runners.client.replies.deployments import (
     DeploymentPage,
     DeploymentReply,
+    KeyAlarmReply,
     KeyPage,
     KeyReply,
     MadeKey,
@@ -40,8 +42,15 @@ from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
+from webapp.deployments.alarms import current_alarms
 from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
-from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, ServingKey, Usage
+from webapp.deployments.models import (
+    MODEL_NAME_LENGTH,
+    Deployment,
+    KeyAlarm,
+    ServingKey,
+    Usage,
+)
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
@@ -63,7 +72,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import DeploymentView, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, usage_after, usage_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, tokens_of, usage_after, usage_of
 from webapp.deployments.warm_hours import EXAMPLE
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer
@@ -339,6 +348,34 @@ def deployment_remove(request: HttpRequest, deployment_id: str) -> Status[None]:
 
 
 def _key(key: ServingKey) -> dict[str, Any]:
+    """Return the fields of a key's reply."""
+    return _key_rows([key])[0]
+
+
+def _key_rows(keys: Sequence[ServingKey]) -> list[dict[str, Any]]:
+    used, alarms = tokens_of(keys), current_alarms(keys)
+    return [
+        {
+            **_key_fields(key),
+            "tokens_today": used.get(key.pk, (0, 0))[0],
+            "tokens_this_month": used.get(key.pk, (0, 0))[1],
+            "alarms": [_alarm(each) for each in alarms.get(key.pk, ())],
+        }
+        for key in keys
+    ]
+
+
+def _alarm(alarm: KeyAlarm) -> KeyAlarmReply:
+    return KeyAlarmReply(
+        period=alarm.period,
+        percent=alarm.percent,
+        used_tokens=alarm.used_tokens,
+        limit_tokens=alarm.limit_tokens,
+        at=alarm.at,
+    )
+
+
+def _key_fields(key: ServingKey) -> dict[str, Any]:
     names = ("name", "hint")
     limits = ("requests_per_minute", "max_concurrency", "tokens_per_day", "tokens_per_month")
     times = ("created_at", "expires_at", "revoked_at", "last_used_at")
@@ -358,7 +395,7 @@ def key_list(request: HttpRequest, paging: Query[Paging]) -> KeyPage:
     membership = current_membership(request)
     rows = keys_of(membership)
     listed = page_keys(rows, "created_at", [membership.team_id], paging)
-    items = [KeyReply(**_key(row)) for row in in_order(rows, listed.keys)]
+    items = [KeyReply(**row) for row in _key_rows(in_order(rows, listed.keys))]
     return KeyPage(items=items, next_cursor=listed.next_cursor)
 
 

@@ -222,6 +222,35 @@ class ServingKey(TeamOwned):
         return any((*limits, self.tokens_per_day, self.tokens_per_month))
 
 
+class KeyAlarm(models.Model):
+    """That a key has used a share of the tokens of a day or month: told once for each share."""
+
+    key = models.ForeignKey(ServingKey, on_delete=models.CASCADE, related_name="alarms")
+    period = models.CharField(max_length=10)  # webapp.deployments.usage.periods_of
+    percent = models.PositiveSmallIntegerField()  # 80 or 100
+    used_tokens = models.PositiveBigIntegerField()  # when it was seen
+    limit_tokens = models.PositiveBigIntegerField()
+    at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key", "period", "percent"], name="one_alarm_per_key_period_and_share"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.percent} % of {self.period} by {self.key_id}"
+
+    @property
+    def words(self) -> str:
+        """Return what was used of what, as a sentence."""
+        unit = "day" if len(self.period) > len("2026-11") else "month"
+        used, limit = f"{self.used_tokens:,}", f"{self.limit_tokens:,}"
+        return f"{used} of the {limit} tokens that it has for the {unit} (UTC) were used."
+
+
 class EarlierSecret(models.Model):
     """A secret that a key had before it was rotated; it opens the same until ``valid_until``."""
 

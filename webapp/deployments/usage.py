@@ -1,6 +1,6 @@
 """What clients' keys used, by day, key and deployment; and by the periods of their limits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 
 from django.db.models import F, Q, QuerySet, Sum
@@ -8,7 +8,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
 from webapp.core.clock import now
-from webapp.deployments.models import Usage
+from webapp.deployments.models import ServingKey, Usage
 
 DAYS, MOST_DAYS = 30, 400
 CHUNK_ROWS = 2000  # read at once, so that a slow client holds no query open
@@ -29,6 +29,22 @@ def tokens_used() -> dict[str, dict[str, int]]:
         day__gte=today.replace(day=1), day__lte=today, key__tokens_per_month__isnull=False
     )
     rows = Usage.objects.filter(of_day | of_month, key__revoked_at=None).order_by()
+    return _by_period(rows, today)
+
+
+def tokens_of(keys: Iterable[ServingKey]) -> dict[str, tuple[int, int]]:
+    """Return the tokens of today and of this month by key, with a limit or without."""
+    today = now().date()
+    rows = Usage.objects.filter(key__in=list(keys), day__gte=today.replace(day=1), day__lte=today)
+    periods = periods_of(today.isoformat())
+    return {
+        key: (used[periods[0]], used[periods[1]])
+        for key, used in _by_period(rows.order_by(), today).items()
+    }
+
+
+def _by_period(rows: QuerySet[Usage], today: date) -> dict[str, dict[str, int]]:
+    """Return the tokens of rows of this month by key: today's, and all."""
     sums = rows.values("key").annotate(
         today=Sum(NUM_TOKENS, filter=Q(day=today)), month=Sum(NUM_TOKENS)
     )

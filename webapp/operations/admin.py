@@ -45,7 +45,14 @@ from webapp.audit.models import Cut, Event, Link
 from webapp.core.middleware import uncompressed
 from webapp.core.queries import SEEN, changed_words, mark_of
 from webapp.datasets.models import Dataset
-from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
+from webapp.deployments.models import (
+    Deployment,
+    KeyAlarm,
+    Replica,
+    ServingKey,
+    Usage,
+    UsageJournal,
+)
 from webapp.hosts.models import (
     Device,
     Distinction,
@@ -575,6 +582,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_filter": ["team"],
         "exclude": ["digest"],
     },
+    KeyAlarm: {"list_display": ["at", "key", "period", "percent", "used_tokens"]},
     Usage: {"list_display": ["day", "deployment", "key", "requests", "completion_tokens"]},
     UsageJournal: {"list_display": ["name", "counted_bytes", "at"]},
     InitialPassword: {"list_display": ["user", "given_at"]},

@@ -32,6 +32,7 @@ from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
+from webapp.deployments.alarms import current_alarms
 from webapp.deployments.forms import (
     ChangeForm,
     ConversationForm,
@@ -47,7 +48,7 @@ from webapp.deployments.keys import (
     key_rotate,
     playground_key_of,
 )
-from webapp.deployments.models import Deployment, Replica, ServingKey, Usage
+from webapp.deployments.models import Deployment, KeyAlarm, Replica, ServingKey, Usage
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
@@ -65,7 +66,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import READ_WITH_REPLICAS, DeploymentState, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, usage_chunks, usage_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, tokens_of, usage_chunks, usage_of
 from webapp.deployments.warm_hours import warm_hours
 from webapp.live.stream import live_context, page_or_regions
 from webapp.plans.models import Plan
@@ -261,7 +262,7 @@ def _keys(request: HttpRequest, form: KeyForm) -> HttpResponse:
         del request.session[SERVING_KEYS]
     context = {
         "team": membership.team,
-        "keys": keys_of(membership),
+        "keys": _with_use(list(keys_of(membership))),
         "form": form,
         "rotation": RotationForm(),
         "instant": now(),
@@ -274,6 +275,12 @@ def _keys(request: HttpRequest, form: KeyForm) -> HttpResponse:
     response = uncompressed(render(request, "deployments/keys.html", context, status=status))
     response["Cache-Control"] = "no-store"
     return response
+
+
+def _with_use(keys: list[ServingKey]) -> list[tuple[ServingKey, tuple[int, int], list[KeyAlarm]]]:
+    """Return keys with their tokens of today and of this month, and the alarms of both."""
+    used, alarms = tokens_of(keys), current_alarms(keys)
+    return [(each, used.get(each.pk, (0, 0)), alarms.get(each.pk, [])) for each in keys]
 
 
 @require_POST

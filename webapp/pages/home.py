@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
+from webapp.deployments.alarms import alarms_for
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
@@ -27,6 +28,7 @@ from webapp.jobs.transitions import words_for
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
 QUEUED_TOO_LONG = timedelta(minutes=10)
 MOST_JOBS = 6
+MOST_KEYS = 2  # of those at a limit, so that failed jobs have room
 NAMED = "named_model"  # in the session: a refused name, until the page shows it again
 OF_WAITING = ("name", "queued_at", "host__name", "requested_host__name", "pool__name")
 
@@ -44,8 +46,9 @@ class Attention(NamedTuple):
 
 def attention_for(user: User | AnonymousUser) -> list[Attention]:
     """Return the items that need attention in the user's teams, most urgent first."""
-    items = [*_backup(), *_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
-    return items[:MOST_JOBS]
+    used_up, nearly = _keys(user)
+    items = [*_backup(), *used_up, *_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
+    return [*items, *nearly][:MOST_JOBS]
 
 
 def _backup() -> list[Attention]:
@@ -54,6 +57,26 @@ def _backup() -> list[Attention]:
     where = reverse("docs", args=["configuration"])
     title = "Restored from a backup: nothing starts"
     return [Attention("bad", "cross", title, RESTORED, where, "See the next steps")]
+
+
+def _keys(user: User | AnonymousUser) -> tuple[list[Attention], list[Attention]]:
+    """Return the keys that have used up their tokens of a period, and those that nearly have."""
+    where, found = reverse("serving-keys"), alarms_for(user)
+    used_up = [
+        Attention(
+            "bad", "cross", f"The key {each.key.name} is answered 429 until its limit begins anew",
+            each.words, where, "See the keys",
+        )
+        for each in found if each.percent == 100  # noqa: PLR2004 (all of it)
+    ]  # fmt: skip
+    nearly = [
+        Attention(
+            "warn", "triangle", f"The key {each.key.name} has used {each.percent} % of a limit",
+            each.words, where, "See the keys",
+        )
+        for each in found if each.percent < 100  # noqa: PLR2004 (as above)
+    ]  # fmt: skip
+    return used_up[:MOST_KEYS], nearly[:MOST_KEYS]
 
 
 def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:

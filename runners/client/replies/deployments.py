@@ -59,6 +59,16 @@ class DeploymentPage(PageReply[DeploymentReply]):
     """A page of deployments."""
 
 
+class KeyAlarmReply(Reply):
+    """A share of a key's tokens of a day or a month that was used; told once."""
+
+    period: Annotated[str, Field(description="Day (2026-11-30) or month (2026-11), UTC")]
+    percent: Annotated[int, Field(description="Of the limit: 80 or 100")]
+    used_tokens: Annotated[int, Field(description="When it was seen")]
+    limit_tokens: int
+    at: datetime
+
+
 class KeyReply(Reply):
     """A client's key; its text is shown when it is made, and never again."""
 
@@ -80,6 +90,9 @@ class KeyReply(Reply):
     earlier_until: Annotated[
         datetime | None, Field(description="Until then the secret before also opens")
     ]
+    tokens_today: Annotated[int, Field(description="Of prompts and answers, since midnight UTC")]
+    tokens_this_month: Annotated[int, Field(description="As today, since the first of the month")]
+    alarms: Annotated[list[KeyAlarmReply], Field(description="Of today and of this month")]
 
 
 class KeyPage(PageReply[KeyReply]):

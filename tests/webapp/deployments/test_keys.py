@@ -12,11 +12,13 @@ from tests.webapp.gateway.test_gateway import KEY
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
-from webapp.deployments import keys
+from webapp.deployments import alarms, keys, usage
 from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
-from webapp.deployments.models import EarlierSecret, ServingKey
+from webapp.deployments.models import Deployment, EarlierSecret, KeyAlarm, ServingKey, Usage
 from webapp.gateway import routes
 from webapp.gateway.routes import Routes, Snapshot, load_snapshot
+from webapp.pages.home import attention_for
+from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -69,6 +71,71 @@ def test_a_new_secret_is_shown_to_its_owner_once(team, alice, olga):
     ).json()
     assert opens(first, shown, told["key"]) == [key.pk] * 3
     assert told["earlier_until"] > told["rotated_at"]
+
+
+@pytest.fixture
+def used(team, alice):
+    """A key with limits, and a function that sets the tokens that it has used today."""
+    plan = Plan.objects.create(team=team, owner=alice)
+    small = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    limits = KeyOptions(name="laptop", tokens_per_day=1000, tokens_per_month=2000)
+    key, _ = key_make(team=team, by=alice, options=limits)
+
+    def use(tokens: int) -> None:
+        Usage.objects.update_or_create(
+            key=key, deployment=small, day=usage.now().date(), defaults={"prompt_tokens": tokens}
+        )
+
+    return key, use
+
+
+def test_an_alarm_is_raised_once_for_each_share_and_period(used, monkeypatch):
+    key, use = used
+    later = now().replace(day=20)
+    for days, tokens, expected in (
+        (0, 799, set()),
+        (0, 800, {("day", 80)}),
+        (0, 999, set()),
+        (0, 1200, {("day", 100)}),
+        (1, 500, {("month", 80)}),
+        (1, 1300, {("day", 80), ("day", 100), ("month", 100)}),
+        (20, 1999, {("day", 80), ("day", 100), ("month", 80)}),  # of the next month
+    ):
+        instant = later + timedelta(days=days)
+        for module in (usage, alarms):
+            monkeypatch.setattr(module, "now", lambda instant=instant: instant)
+        use(tokens)
+        before = set(KeyAlarm.objects.values_list("pk", flat=True))
+        assert alarms.alarms_raise() == len(expected), (days, tokens)
+        new = KeyAlarm.objects.exclude(pk__in=before)
+        assert {("month" if len(each.period) == 7 else "day", each.percent) for each in new} == (
+            expected
+        ), (days, tokens)
+        assert alarms.alarms_raise() == 0
+    told = Event.objects.filter(kind="serving_key.alarm", subject=key.pk)
+    assert told.count() == KeyAlarm.objects.count()
+
+
+def test_an_alarm_is_told_to_the_owner_and_operators_while_it_matters(
+    used, alice, bob, olga, charlie
+):
+    key, use = used
+    for tokens, title in (
+        (900, "The key laptop has used 80 % of a limit"),
+        (1000, "The key laptop is answered 429 until its limit begins anew"),
+    ):
+        use(tokens)
+        alarms.alarms_raise()
+        for person, expected in ((alice, [title]), (olga, [title]), (bob, []), (charlie, [])):
+            assert [each.title for each in attention_for(person)] == expected, person
+    assert f"{tokens:,} of the 1,000 tokens" in attention_for(alice)[0].text
+    (told,) = client_of(alice).get("/api/v1/serving-keys").json()["items"]
+    assert (told["tokens_today"], told["tokens_this_month"]) == (1000, 1000)
+    assert [each["percent"] for each in told["alarms"]] == [100, 80]
+    html = client_of(alice).get("/deployments/keys/").content.decode()
+    assert "100 % reached" in html
+    key_revoke(key=key, by=alice)
+    assert attention_for(alice) == []
 
 
 @pytest.mark.asyncio

@@ -102,7 +102,7 @@ def test_the_accuracy_is_the_median_error_of_what_counts(alice, job):
 
 def test_home_asks_the_database_no_more_than_a_bound(alice, job, django_assert_max_num_queries):
     client = client_of(alice)
-    with django_assert_max_num_queries(17):
+    with django_assert_max_num_queries(18):
         client.get("/")
 
 
