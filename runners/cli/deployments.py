@@ -1,6 +1,6 @@
 """Models under lasting names, clients' keys, and usage: ``slipway deployments``, ``keys``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from runners.cli.plans import read_document
 from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
-    from runners.client.generated import DeploymentReply, Slipway
+    from runners.client.generated import DeploymentReply, Slipway, UsageReply
 
 DeploymentArgument = Annotated[
     str, typer.Argument(metavar="DEPLOYMENT", help="Name or id of a deployment.")
@@ -46,6 +46,13 @@ ReplicasOption = Annotated[
     typer.Option("--replicas", metavar="N-M", help="Run so many jobs at once, such as 2 or 1-3."),
 ]
 
+SUMMED_BY = {
+    "deployment": "deployment_name",
+    "key": "key_name",
+    "person": "owner",
+    "team": "team",
+    "day": "day",
+}
 deployments = group("Models under lasting names, awake when asked.")
 
 
@@ -237,12 +244,24 @@ def deployment_delete(deployment: DeploymentArgument, *, yes: YesOption = False)
 @deployments.command("usage")
 def usage_list(
     days: Annotated[int, typer.Option("--days", help="Up to today, UTC.")] = 30,
+    month: Annotated[
+        str, typer.Option("--month", metavar="YYYY-MM", help="Instead of days, such as 2026-11.")
+    ] = "",
+    by: Annotated[
+        str, typer.Option("--by", help="Sum by deployment, key, person, team or day.")
+    ] = "",
     output: OutputOption = "table",
 ) -> None:
-    """List what clients used, by day, key and deployment."""
+    """List what clients used and what it cost, by day, key and deployment, or sums of it."""
+    if by not in {"", *SUMMED_BY}:
+        raise CliError(f"{by!r} is none of {', '.join(SUMMED_BY)}", field="--by")
+    asked: dict[str, Any] = {"month": month} if month else {"days": days}
     with server() as client:
-        rows = list(client.paginate(client.list_usage, days=days))
+        rows = list(client.paginate(client.list_usage, **asked))
     if wrote(rows, output):
+        return
+    if by:
+        show(table((by.upper(), "ANSWERS", "PROMPT", "GENERATED", "USD"), _summed(rows, by)))
         return
     shown = [
         (
@@ -252,10 +271,38 @@ def usage_list(
             f"{each.requests:,}",
             f"{each.prompt_tokens:,}",
             f"{each.completion_tokens:,}",
+            _dollars([each.usd]),
         )
         for each in rows
     ]
-    show(table(("DAY", "KEY", "DEPLOYMENT", "ANSWERS", "PROMPT", "GENERATED"), shown))
+    show(table(("DAY", "KEY", "DEPLOYMENT", "ANSWERS", "PROMPT", "GENERATED", "USD"), shown))
+
+
+def _summed(rows: Sequence["UsageReply"], by: str) -> list[tuple[str, ...]]:
+    """Return the sums of usage by a column, those with the most tokens first."""
+    groups: dict[str, list[UsageReply]] = {}
+    for each in rows:
+        groups.setdefault(getattr(each, SUMMED_BY[by]), []).append(each)
+    sums = [
+        (
+            name,
+            sum(each.requests for each in group),
+            sum(each.prompt_tokens for each in group),
+            sum(each.completion_tokens for each in group),
+            _dollars([each.usd for each in group]),
+        )
+        for name, group in groups.items()
+    ]
+    sums.sort(key=lambda row: -row[2] - row[3])
+    return [(name, *(f"{each:,}" for each in counts), usd) for name, *counts, usd in sums]
+
+
+def _dollars(costs: Sequence[float | None]) -> str:
+    """Return a sum of costs; "" where none is known, with ≥ where one is not."""
+    known = [each for each in costs if each is not None]
+    if not known:
+        return ""
+    return f"{'' if len(known) == len(costs) else '≥ '}{sum(known):.4g}"
 
 
 keys = group("Clients' keys for the team's deployments.")

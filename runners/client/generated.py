@@ -633,7 +633,9 @@ class Operations:
         """Revoke a key; gateways end its streams within a second."""
 
     @operation("GET", "/usage")
-    def list_usage(self, *, limit: int = 200, cursor: str = "", days: int = 30) -> UsagePage:
+    def list_usage(
+        self, *, limit: int = 200, cursor: str = "", days: int = 30, month: str | None = None
+    ) -> UsagePage:
         """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
 
     @operation("GET", "/models")

@@ -43,6 +43,7 @@ from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
 from webapp.deployments.alarms import current_alarms
+from webapp.deployments.costs import Rates, rates_of_rows, usd_of
 from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
 from webapp.deployments.models import (
     MODEL_NAME_LENGTH,
@@ -72,7 +73,17 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import DeploymentView, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, tokens_of, usage_after, usage_of
+from webapp.deployments.usage import (
+    DAYS,
+    MONTH,
+    MOST_DAYS,
+    Span,
+    last_days,
+    month_span,
+    tokens_of,
+    usage_after,
+    usage_of,
+)
 from webapp.deployments.warm_hours import EXAMPLE
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer
@@ -446,13 +457,22 @@ class UsageQuery(ShortPaging):
     days: Annotated[
         int, Field(ge=1, le=MOST_DAYS, description="Up to today (UTC), newest first")
     ] = DAYS
+    month: Annotated[
+        str | None,
+        Field(pattern=f"^{MONTH}$", description="Such as 2026-11 (UTC), instead of days"),
+    ] = None
+
+    @property
+    def span(self) -> Span:
+        """Return the days that are asked for."""
+        return month_span(self.month) if self.month else last_days(self.days)
 
 
 @router.get("/usage", response={200: UsagePage, **REFUSALS}, operation_id="list_usage")
 def usage_list(request: HttpRequest, query: Query[UsageQuery]) -> UsagePage:
     """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
     membership = current_membership(request)
-    rows, mark = usage_of(membership, query.days), list_mark("usage", query)
+    rows, mark = usage_of(membership, query.span), list_mark("usage", query)
     if query.cursor:
         day, key = cursor_of(query.cursor, mark, date.fromisoformat)
         if not (key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS):
@@ -462,15 +482,19 @@ def usage_list(request: HttpRequest, query: Query[UsageQuery]) -> UsagePage:
     shown, more = found[: query.limit], None
     if len(found) > query.limit:
         more = cursor_text(shown[-1].day.isoformat(), str(shown[-1].pk), mark)
-    return UsagePage(items=[_usage(row) for row in shown], next_cursor=more)
+    rates = rates_of_rows(shown)
+    return UsagePage(items=[_usage(row, rates) for row in shown], next_cursor=more)
 
 
-def _usage(row: Usage) -> UsageReply:
+def _usage(row: Usage, rates: Rates) -> UsageReply:
     names = ("requests", "failed", "cut", "prompt_tokens", "cached_tokens", "completion_tokens")
     return UsageReply(
         day=row.day.isoformat(),
         key=row.key_id,
         key_name=row.key.name,
+        owner=row.key.owner.get_username() if row.key.owner else "",
+        team=row.key.team_id,
+        usd=usd_of(row, rates),
         deployment=row.deployment_id,
         deployment_name=row.deployment.name,
         **{name: getattr(row, name) for name in names},

@@ -123,6 +123,7 @@ class Replica(UlidModel):
     created_at = models.DateTimeField()
     ready_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
+    costed_until = models.DateTimeField(null=True, blank=True)  # webapp.deployments.costs
     ended_at = models.DateTimeField(null=True, blank=True)
 
     objects = ReplicaQuerySet.as_manager()
@@ -292,6 +293,25 @@ class Usage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.key_id} on {self.day}"
+
+
+class DeploymentCost(models.Model):
+    """The device time of a deployment's replicas on a day (UTC), and what it cost."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="costs")
+    day = models.DateField()
+    usd = models.FloatField(default=0.0)  # of the time whose cost is known
+    device_seconds = models.FloatField(default=0.0)
+    unpriced_seconds = models.FloatField(default=0.0)  # of them: the host states no cost
+
+    class Meta:
+        ordering = ["-day", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["deployment", "day"], name="one_cost_per_day")
+        ]
+
+    def __str__(self) -> str:
+        return f"cost of {self.deployment_id} on {self.day}"
 
 
 class UsageJournal(models.Model):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
+from typing import NamedTuple
 
 from django.db.models import F, Q, QuerySet, Sum
 
@@ -11,6 +12,7 @@ from webapp.core.clock import now
 from webapp.deployments.models import ServingKey, Usage
 
 DAYS, MOST_DAYS = 30, 400
+MONTH = r"20\d\d-(0[1-9]|1[0-2])"  # as a filter
 CHUNK_ROWS = 2000  # read at once, so that a slow client holds no query open
 
 NUM_TOKENS = F("prompt_tokens") + F("completion_tokens")  # that count against a limit
@@ -52,13 +54,37 @@ def _by_period(rows: QuerySet[Usage], today: date) -> dict[str, dict[str, int]]:
     return {each["key"]: {day: each["today"] or 0, month: each["month"]} for each in sums}
 
 
-def usage_of(membership: Membership, days: int) -> QuerySet[Usage]:
-    """Return the usage of the last days, newest first: of a member's keys, an operator's team."""
-    first = now().date() - timedelta(days=days - 1)
-    rows = Usage.objects.filter(key__team=membership.team_id, day__gte=first)
-    if not is_at_least(Role(membership.role), Role.OPERATOR):
-        rows = rows.filter(key__owner=membership.user_id)
-    return rows.select_related("key__owner", "deployment").order_by("-day", "pk")
+class Span(NamedTuple):
+    """Days (UTC) from the first to the last."""
+
+    first: date
+    last: date
+
+
+def last_days(number: int) -> Span:
+    """Return the last days, up to today."""
+    return Span(now().date() - timedelta(days=number - 1), now().date())
+
+
+def month_span(month: str) -> Span:
+    """Return the days of a month such as 2026-11 (``MONTH``)."""
+    first = date.fromisoformat(f"{month}-01")
+    return Span(first, (first + timedelta(days=31)).replace(day=1) - timedelta(days=1))
+
+
+def usage_of(membership: Membership, span: Span) -> QuerySet[Usage]:
+    """Return the usage of some days, newest first: of a member's keys, an operator's team."""
+    return usage_of_teams([membership], span)
+
+
+def usage_of_teams(memberships: Iterable[Membership], span: Span) -> QuerySet[Usage]:
+    """Return the usage of some days in several teams, in each as ``usage_of`` has it."""
+    whose = Q(pk__in=())
+    for each in memberships:
+        own = {} if is_at_least(Role(each.role), Role.OPERATOR) else {"key__owner": each.user_id}
+        whose |= Q(key__team=each.team_id, **own)
+    rows = Usage.objects.filter(whose, day__gte=span.first, day__lte=span.last)
+    return rows.select_related("key__owner", "key__team", "deployment").order_by("-day", "pk")
 
 
 def usage_after(rows: QuerySet[Usage], day: date, pk: int) -> QuerySet[Usage]:

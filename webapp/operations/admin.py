@@ -47,6 +47,7 @@ from webapp.core.queries import SEEN, changed_words, mark_of
 from webapp.datasets.models import Dataset
 from webapp.deployments.models import (
     Deployment,
+    DeploymentCost,
     KeyAlarm,
     Replica,
     ServingKey,
@@ -583,6 +584,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "exclude": ["digest"],
     },
     KeyAlarm: {"list_display": ["at", "key", "period", "percent", "used_tokens"]},
+    DeploymentCost: {"list_display": ["day", "deployment", "usd", "device_seconds"]},
     Usage: {"list_display": ["day", "deployment", "key", "requests", "completion_tokens"]},
     UsageJournal: {"list_display": ["name", "counted_bytes", "at"]},
     InitialPassword: {"list_display": ["user", "given_at"]},

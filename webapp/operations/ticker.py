@@ -26,6 +26,7 @@ from webapp.audit.models import Event, Link
 from webapp.core.clock import now, now_ms
 from webapp.deployments import services as deployments
 from webapp.deployments.alarms import alarms_raise
+from webapp.deployments.costs import costs_add
 from webapp.hosts import epoch
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import ContactSweep, expire_tokens
@@ -126,6 +127,7 @@ def all_duties() -> list[Duty]:
         Duty("tunings", 2.0, tunings.advance_all, WORKFLOWS),
         Duty("deployments", 1.0, deployments.advance_all, DEPLOYMENTS),
         Duty("alarms of keys", 10.0, alarms_raise, UPKEEP),
+        Duty("costs of deployments", 60.0, costs_add, UPKEEP),
         Duty("metric retention", 3600.0, prune_old, METRICS),
         Duty("redis users", 30.0, epoch.keep, UPKEEP),
         Duty("redis scripts", 5.0, epoch.load_scripts),

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
@@ -14,7 +16,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
-from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.models import Membership, Role, team_ids_of
 from webapp.accounts.services import (
     current_membership,
     current_team,
@@ -33,6 +35,7 @@ from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
 from webapp.deployments.alarms import current_alarms
+from webapp.deployments.costs import SOURCE, Rates, group_costs, rates_of, rates_of_rows, usd_of
 from webapp.deployments.forms import (
     ChangeForm,
     ConversationForm,
@@ -66,7 +69,18 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import READ_WITH_REPLICAS, DeploymentState, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, tokens_of, usage_chunks, usage_of
+from webapp.deployments.usage import (
+    DAYS,
+    MONTH,
+    MOST_DAYS,
+    Span,
+    last_days,
+    month_span,
+    tokens_of,
+    usage_chunks,
+    usage_of,
+    usage_of_teams,
+)
 from webapp.deployments.warm_hours import warm_hours
 from webapp.live.stream import live_context, page_or_regions
 from webapp.plans.models import Plan
@@ -339,34 +353,72 @@ def key_remove(request: HttpRequest, serving_key_id: str) -> HttpResponse:
 
 
 @require_GET
+@reads_query("month")
 def usage_list(request: HttpRequest) -> HttpResponse:
-    """Show what the team's clients used in the last days, by deployment and by key."""
-    membership = current_membership(request)
-    rows = usage_of(membership, DAYS)
+    """Show what the team's clients used: by deployment, key, person, team and day."""
+    membership, month = current_membership(request), _month_of(request)
+    span = month_span(month) if month else last_days(DAYS)
+    rows = usage_of(membership, span)
+    rates = rates_of(rows)
     context = {
         "team": membership.team,
         "days": DAYS,
+        "month": month,
+        "months": _months(),
         "total": _sums(rows),
-        "by_deployment": _grouped(rows, "deployment__name"),
-        "by_key": _grouped(rows, "key__name"),
-        "by_day": _grouped(rows, "day"),
+        "cost": group_costs(rows, "key__team", rates).get(membership.team_id),
+        "cost_source": SOURCE,
+        "by_deployment": _grouped(rows, "deployment__name", rates),
+        "by_key": _grouped(rows, "key__name", rates),
+        "by_person": _grouped(rows, "key__owner__username", rates),
+        "by_day": _grouped(rows, "day", rates),
+        "by_team": _by_team(request, span),
         "is_operator": is_at_least(Role(membership.role), Role.OPERATOR),
     }
     return render(request, "deployments/usage.html", context)
 
 
-def _grouped(rows: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401 -- a query set of usage
+def _month_of(request: HttpRequest) -> str:
+    """Return the month that is asked for, such as 2026-11; "" without one that can be read."""
+    month = request.GET.get("month", "")
+    return month if re.fullmatch(MONTH, month) else ""
+
+
+def _months() -> list[str]:
+    """Return the last thirteen months, the current one first."""
+    first = now().date().replace(day=1)
+    found = []
+    for _ in range(13):
+        found.append(first.isoformat()[:7])
+        first = (first - timedelta(days=1)).replace(day=1)
+    return found
+
+
+def _by_team(request: HttpRequest, span: Span) -> list[dict[str, Any]]:
+    """Return the usage by team, for a person who is in several."""
+    memberships = list(Membership.objects.filter(user=request.user.pk))
+    if len(memberships) < 2:  # noqa: PLR2004 -- several
+        return []
+    rows = usage_of_teams(memberships, span)
+    return _grouped(rows, "key__team__name", rates_of(rows))
+
+
+def _grouped(rows: QuerySet[Usage], name: str, rates: Rates) -> list[dict[str, Any]]:
     found = rows.order_by().values(name).annotate(**{each: Sum(each) for each in SUMS})
-    groups = [{"name": row.pop(name), **row} for row in found]
+    costs = group_costs(rows, name, rates)
+    groups = [{"cost": costs.get(row[name]), "name": row.pop(name), **row} for row in found]
     if name == "day":
         return sorted(groups, key=lambda row: row["name"], reverse=True)
     return sorted(groups, key=lambda row: -row["prompt_tokens"] - row["completion_tokens"])
 
 
 @require_GET
+@reads_query("month")
 def usage_file(request: HttpRequest) -> StreamingHttpResponse:
-    """Stream the usage of the last year as CSV: a line per day (UTC), key and deployment."""
-    rows = usage_of(current_membership(request), MOST_DAYS)
+    """Stream the usage of a month or of the last year as CSV: by day (UTC), key and deployment."""
+    month = _month_of(request)
+    span = month_span(month) if month else last_days(MOST_DAYS)
+    rows = usage_of(current_membership(request), span)
     response = StreamingHttpResponse(
         in_threads(_lines(rows), is_one_thread=True), content_type="text/csv; charset=utf-8"
     )
@@ -378,13 +430,16 @@ def _lines(rows: QuerySet[Usage]) -> Iterator[bytes]:
     """Yield the file in parts, as the rows are read."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(("day", "key", "owner", "deployment", *SUMS))
+    writer.writerow(("day", "key", "owner", "deployment", *SUMS, "team", "usd"))
     yield text.getvalue().encode()
     for chunk in usage_chunks(rows):
         text.seek(0)
         text.truncate()
+        rates = rates_of_rows(chunk)
         for row in chunk:
             owner = row.key.owner.get_username() if row.key.owner else ""
             names = (cell(row.key.name), cell(owner), cell(row.deployment.name))
-            writer.writerow((row.day, *names, *(getattr(row, name) for name in SUMS)))
+            usd = usd_of(row, rates)
+            more = (cell(row.key.team.name), "" if usd is None else f"{usd:.8g}")
+            writer.writerow((row.day, *names, *(getattr(row, name) for name in SUMS), *more))
         yield text.getvalue().encode()

@@ -111,6 +111,8 @@ class UsageReply(Reply):
     day: Annotated[str, Field(description="As 2026-11-30")]
     key: Annotated[str, Field(description="Id of the key")]
     key_name: str
+    owner: Annotated[str, Field(description="User name of the key's owner; empty if deleted")]
+    team: Annotated[str, Field(description="Id of the key's team")]
     deployment: Annotated[str, Field(description="Id of the deployment")]
     deployment_name: str
     requests: int
@@ -119,6 +121,13 @@ class UsageReply(Reply):
     prompt_tokens: int
     cached_tokens: Annotated[int, Field(description="Of the prompt tokens, where engines tell")]
     completion_tokens: int
+    usd: Annotated[
+        float | None,
+        Field(
+            description="Share of the day's device time by tokens, at what the hosts' labels "
+            "usd_per_hour said; null where one says nothing; of today: so far"
+        ),
+    ]
 
 
 class UsagePage(PageReply[UsageReply]):

@@ -67,6 +67,8 @@ async def test_the_file_of_a_year_is_streamed_in_parts_with_each_row_once(
     monkeypatch.setattr(usage, "CHUNK_ROWS", 100)
     client = AsyncClient()
     await client.aforce_login(alice)
+    past = await client.get("/deployments/usage.csv?month=2020-01")
+    assert len([part async for part in past.streaming_content]) == 1
     answer = await client.get("/deployments/usage.csv")
     parts = [part.decode() async for part in answer.streaming_content]
     assert len(parts) == 1 + NUM_KEYS * NUM_DAYS // 100

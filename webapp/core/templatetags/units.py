@@ -54,6 +54,14 @@ for name, shown in FORMATS.items():
 
 
 @register.filter
+def usd(value: Number, over: int | None = None) -> str:
+    """Return an amount in US dollars, over a number of things: ``{{ cost|usd:answers }}``."""
+    if value is None or over == 0:
+        return NOTHING
+    return str(display.money(value / (over or 1)))
+
+
+@register.filter
 def ago(value: datetime | None) -> str:
     """Return the time since an instant: ``3 min ago``."""
     if value is None:
