@@ -32,6 +32,14 @@ AliasOption = Annotated[
     list[str] | None,
     typer.Option("--alias", metavar="NAME", help="It also answers to this name; again for more."),
 ]
+FallbackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fallback",
+        metavar="DEPLOYMENT",
+        help="This one answers when it cannot; again for more; '' for none.",
+    ),
+]
 
 WarmOption = Annotated[
     str | None,
@@ -118,6 +126,8 @@ def _show(row: "DeploymentReply") -> None:
     typer.echo(f"{idle}; plan {row.plan_name} ({row.plan})")
     names = " or ".join([row.name, *row.aliases])
     typer.echo(f"clients: {row.base_url}, model {names}")
+    if row.fallbacks:
+        typer.echo(f"falls back to {', '.join(row.fallbacks)}")
     shown = [
         (each.job, each.job_state, each.host, "ready" if each.ready_at else "loading")
         for each in row.replicas
@@ -139,6 +149,7 @@ def deployment_add(  # noqa: PLR0913, PLR0917 (the options of the command)
     idle: IdleOption = None,
     awake: AwakeOption = None,
     alias: AliasOption = None,
+    fallback: FallbackOption = None,
     warm: WarmOption = None,
     replicas: ReplicasOption = None,
     output: OutputOption = "table",
@@ -146,7 +157,7 @@ def deployment_add(  # noqa: PLR0913, PLR0917 (the options of the command)
     """Keep a plan to serve under a name; the first request wakes it."""
     if bool(plan) == (file is not None):
         raise CliError("give either --plan or --file", field="--plan")
-    sent: dict[str, Any] = {"name": name, **_options(idle, awake, alias, warm, replicas)}
+    sent: dict[str, Any] = {"name": name, **_options(idle, awake, alias, fallback, warm, replicas)}
     if file is not None:
         sent["document"] = read_document(str(file))
     else:
@@ -161,6 +172,7 @@ def _options(
     idle: float | None,
     awake: bool | None,  # noqa: FBT001
     alias: list[str] | None,
+    fallback: list[str] | None,
     warm: str | None,
     replicas: str | None,
 ) -> Mapping[str, Any]:
@@ -171,6 +183,8 @@ def _options(
         found["is_kept_awake"] = awake
     if alias is not None:
         found["aliases"] = alias
+    if fallback is not None:
+        found["fallbacks"] = [each for each in fallback if each]
     if warm is not None:
         found["warm_hours"] = warm
     if replicas is not None:
@@ -192,6 +206,7 @@ def deployment_change(  # noqa: PLR0913, PLR0917 (the options of the command)
     idle: IdleOption = None,
     awake: AwakeOption = None,
     alias: AliasOption = None,
+    fallback: FallbackOption = None,
     warm: WarmOption = None,
     replicas: ReplicasOption = None,
     paused: Annotated[
@@ -201,7 +216,10 @@ def deployment_change(  # noqa: PLR0913, PLR0917 (the options of the command)
     output: OutputOption = "table",
 ) -> None:
     """Change a deployment; another plan is rolled out without a failed request."""
-    sent = {**_options(idle, awake, alias, warm, replicas), **({"plan": plan} if plan else {})}
+    sent = {
+        **_options(idle, awake, alias, fallback, warm, replicas),
+        **({"plan": plan} if plan else {}),
+    }
     if paused is not None:
         sent["is_paused"] = paused
     if not sent:

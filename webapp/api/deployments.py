@@ -64,6 +64,7 @@ from webapp.deployments.services import (
     DEFAULT_IDLE_SECONDS,
     LEAST_IDLE_SECONDS,
     MOST_ALIASES,
+    MOST_FALLBACKS,
     MOST_IDLE_SECONDS,
     MOST_REPLICAS,
     deployment_change,
@@ -102,6 +103,13 @@ Aliases = Annotated[
     list[Annotated[str, Field(max_length=MODEL_NAME_LENGTH)]],
     Field(max_length=MOST_ALIASES, description="Further names that it answers to, such as gpt-4o"),
 ]
+Fallbacks = Annotated[
+    list[Annotated[str, Field(max_length=MODEL_NAME_LENGTH)]],
+    Field(
+        max_length=MOST_FALLBACKS,
+        description="Names of deployments that answer when it fails, is full or cannot load",
+    ),
+]
 WarmHours = Annotated[
     str,
     Field(max_length=400, description=f"Hours in which it is kept awake, such as {EXAMPLE}"),
@@ -130,6 +138,7 @@ class NewDeployment(Sent):
         bool, Field(description="Start it now, and again whenever it ends")
     ] = False
     aliases: Aliases = []
+    fallbacks: Fallbacks = []
     warm_hours: WarmHours = ""
     min_replicas: Replicas = 1
     max_replicas: Replicas = 1
@@ -157,6 +166,10 @@ class ChangedDeployment(Sent):
     )
     aliases: Annotated[
         Aliases | None, Field(description="All further names that it answers to, such as gpt-4o")
+    ] = None
+    fallbacks: Annotated[
+        Fallbacks | None,
+        Field(description="All deployments that answer when it cannot, in their order"),
     ] = None
     warm_hours: Annotated[
         WarmHours | None, Field(description=f"Hours in which it is kept awake, such as {EXAMPLE}")
@@ -190,6 +203,7 @@ def _reply(request: HttpRequest, view: DeploymentView) -> DeploymentReply:
         id=row.pk,
         name=row.name,
         aliases=row.aliases,
+        fallbacks=row.fallbacks,
         state=view.state,
         problem=row.problem,
         seconds_to_go=view.seconds_to_go,
@@ -249,6 +263,7 @@ def deployment_add(request: HttpRequest, body: NewDeployment) -> Status[Deployme
                 idle_seconds=body.idle_seconds,
                 is_kept_awake=body.is_kept_awake,
                 aliases=body.aliases,
+                fallbacks=body.fallbacks,
                 warm_hours=body.warm_hours,
                 min_replicas=body.min_replicas,
                 max_replicas=max(body.min_replicas, body.max_replicas),

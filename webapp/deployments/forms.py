@@ -109,6 +109,12 @@ class ChangeForm(forms.Form):
         max_length=2600,
         help_text="Further names that clients may give, apart by blanks, such as gpt-4o",
     )
+    fallbacks = forms.CharField(
+        label="Falls back to",
+        required=False,
+        max_length=1000,
+        help_text="Deployments that answer when it fails, is full or cannot load, in their order",
+    )
     min_replicas = WholeField(
         label="Replicas, at least",
         min_value=1,
@@ -142,6 +148,7 @@ class ChangeForm(forms.Form):
                 "plan": deployment.plan_id,
                 "idle_minutes": None if idle is None else f"{idle / MINUTE:g}",
                 "aliases": " ".join(deployment.aliases),
+                "fallbacks": " ".join(deployment.fallbacks),
                 "is_kept_awake": deployment.is_kept_awake,
                 "warm_hours": deployment.warm_hours,
                 "min_replicas": deployment.min_replicas,
@@ -164,6 +171,7 @@ class ChangeForm(forms.Form):
         found = {
             "idle_seconds": _seconds(chosen["idle_minutes"]),
             "aliases": sorted(set(chosen["aliases"].replace(",", " ").split())),
+            "fallbacks": list(dict.fromkeys(chosen["fallbacks"].replace(",", " ").split())),
             "is_kept_awake": chosen["is_kept_awake"],
             "warm_hours": " ".join(chosen["warm_hours"].split()),
             "min_replicas": chosen["min_replicas"] or row.min_replicas,

@@ -32,6 +32,7 @@ class Deployment(TeamOwned):
     )
     name = models.CharField(max_length=MODEL_NAME_LENGTH)  # that clients give as their model
     aliases = models.JSONField(default=list, blank=True)  # further names, such as gpt-4o
+    fallbacks = models.JSONField(default=list, blank=True)  # names that answer when it cannot
     plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="deployments")
     launch = models.JSONField(default=dict, blank=True)  # runners.plans.launch.Launch
     idle_seconds = models.FloatField(null=True, blank=True)  # until it sleeps; null: never

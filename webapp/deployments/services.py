@@ -1,7 +1,7 @@
 """Make, wake, put to sleep, change and delete deployments."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -47,7 +47,7 @@ ACTOR = "system:deployments"
 ROLE = Role.PRACTITIONER
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
 ALIAS = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MODEL_NAME_LENGTH - 1}}}")
-MOST_ALIASES, MOST_REPLICAS = 20, 64
+MOST_ALIASES, MOST_FALLBACKS, MOST_REPLICAS = 20, 8, 64
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6, 7 * 86_400.0
 DEFAULT_IDLE_SECONDS = 900.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
@@ -78,6 +78,7 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
     idle_seconds: float | None = None,
     is_kept_awake: bool = False,
     aliases: Sequence[str] = (),
+    fallbacks: Sequence[str] = (),
     warm_hours: str = "",
     min_replicas: int = 1,
     max_replicas: int = 1,
@@ -104,6 +105,7 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
             pool_lock(f"names {team.pk}")
             _check_free(team, [name])
             aliases = _checked_aliases(team, name, aliases)
+            fallbacks = _checked_fallbacks(team, name, fallbacks)
             deployment = Deployment.objects.create(
                 team=team,
                 owner=by,
@@ -114,6 +116,7 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
                 idle_seconds=None if is_kept_awake else idle_seconds,
                 is_kept_awake=is_kept_awake,
                 aliases=aliases,
+                fallbacks=fallbacks,
                 warm_hours=warm_hours,
                 min_replicas=min_replicas,
                 max_replicas=max_replicas,
@@ -143,7 +146,7 @@ def deployment_change(
     launch: Launch | None = None,
     **fields: Any,
 ) -> Deployment:
-    """Change a deployment: when it sleeps, its replicas, ``aliases``, or what it runs.
+    """Change a deployment: when it sleeps, its replicas, names, fall-backs, or what it runs.
 
     A new plan or launch is rolled out if a replica runs: another one starts, requests go to it
     once it is ready, and an old one ends, until none is left. Where there is no room for both, an
@@ -173,8 +176,7 @@ def deployment_change(
         fields["plan"] = plan_keep(plan, by=by.get_username())
     with transaction.atomic():
         pool_lock(f"names {row.team_id}")
-        if "aliases" in fields:
-            fields["aliases"] = _checked_aliases(row.team, row.name, fields["aliases"], row)
+        fields |= _checked_names(row, fields)
         changed = {name: value for name, value in fields.items() if value != getattr(row, name)}
         detail: dict[str, Any] = dict(changed)
         if "plan" in changed:
@@ -297,6 +299,60 @@ def _checked_aliases(
         )
     _check_free(team, found, besides)
     return found
+
+
+def _checked_names(row: Deployment, fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names among changed fields as they are kept.
+
+    Raises:
+        InvalidProblem: one is not valid.
+        ConflictProblem: another deployment answers to one.
+    """
+    found = {}
+    if "aliases" in fields:
+        found["aliases"] = _checked_aliases(row.team, row.name, fields["aliases"], row)
+    if "fallbacks" in fields:
+        found["fallbacks"] = _checked_fallbacks(row.team, row.name, fields["fallbacks"])
+    return found
+
+
+def _checked_fallbacks(team: Team, name: str, fallbacks: Sequence[str]) -> list[str]:
+    """Return the names of deployments that answer for one, in their order, each once.
+
+    Raises:
+        InvalidProblem: the team has no such deployment, or one of them leads back to this one.
+    """
+    found = list(dict.fromkeys(each.strip() for each in fallbacks if each.strip()))
+    if len(found) > MOST_FALLBACKS:
+        raise InvalidProblem(
+            "fallbacks", f"{len(found)} fall-backs are given; {MOST_FALLBACKS} are the most."
+        )
+    rows = Deployment.objects.filter(team=team, deleted_at=None).exclude(name=name)
+    after = dict(rows.values_list("name", "fallbacks"))
+    if unknown := [each for each in found if each != name and each not in after]:
+        raise InvalidProblem(
+            "fallbacks", f"{team.name} has no other deployment named {unknown[0][:60]!r}."
+        )
+    for first in found:
+        if name in reachable(first, lambda each: after.get(each, ())):
+            raise InvalidProblem(
+                "fallbacks",
+                f"{first} leads back to {name}: a request would go round in a circle. Leave it "
+                "out, or take the fall-backs of that one away first.",
+            )
+    return found
+
+
+def reachable(name: str, after: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return a name and all that it falls back to, in the order in which they are tried, once."""
+    found: dict[str, None] = {}
+    rest = [name]
+    while rest:
+        each = rest.pop()
+        if each not in found:
+            found[each] = None
+            rest += reversed(after(each))
+    return list(found)
 
 
 def _check_idle(seconds: float | None) -> None:

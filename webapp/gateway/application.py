@@ -3,7 +3,8 @@
 A request needs no database: keys and deployments are looked up in a snapshot. It goes to the
 replica that has the beginning of its conversation in its cache, unless others are less busy; one
 that is not there yet is waited for. It is tried again, on another replica
-or a new one, as long as nothing of its answer has arrived.
+or a new one, as long as nothing of its answer has arrived, and then at the fall-backs that its
+deployment names. The header ``x-slipway-model`` and the answer's ``model`` say which one answered.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -36,6 +37,7 @@ from webapp.gateway.usage import HEADER, UsageComments, used_of
 
 MODELS = "/v1/models"
 HEALTH = "/v1/health"
+MODEL_HEADER = "x-slipway-model"  # name of the deployment that answered
 ANSWERED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/messages/count_tokens", "/v1/embeddings"),
@@ -50,6 +52,7 @@ MOST_REQUESTS = 4000  # at the same time, of one gateway
 MOST_REPEATS = 1  # of a request that may have reached an engine: it may be what ends it
 MOST_ANSWER_BYTES = 64 * 1024**2  # of an answer that is no stream
 NOT_SENT = frozenset({protocol.NO_ENDPOINT, protocol.REFUSED, protocol.BUSY})
+FALL_BACK = frozenset({429, 500, 502, 503, 504})  # full, failed or not to be loaded
 CLIENT_GONE = 499  # nginx's number: the client left before the head of its answer
 PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
 KEPT_HEADERS = frozenset(  # of an endpoint's answer: it is served from the site's own origin
@@ -66,14 +69,27 @@ class ModelRequest(NamedTuple):
     model: str  # as it was sent
     is_streamed: bool
     conversation: bytes = b""  # a digest of how it begins
+    renamed: bool = False  # the body names another model than ``model``
 
     def body_for(self, route: Route) -> bytes:
         """Return the body with the name that the endpoints of a deployment have for the model."""
         is_name = self.model in {route.name, *route.aliases}
         name = route.name if is_name else self.model.partition("/")[2]
-        if name == self.model:
+        if name == self.model and not self.renamed:
             return self.body
         return json.dumps({**parse_json(self.body), "model": name}).encode()
+
+    def to(self, asked: Route, route: Route) -> "ModelRequest":
+        """Return the request to the deployment that was asked for, or to one of its fall-backs."""
+        return self if asked is route else self._replace(model=route.name, renamed=True)
+
+
+class Opened(NamedTuple):
+    """The head of an answer, with the replica and the deployment that it comes from."""
+
+    response: TunnelResponse
+    target: Target
+    route: Route
 
 
 class HostTunnels(Protocol):
@@ -164,8 +180,8 @@ class Gateway:
         asked = await _read(exchange)
         route = self._route_of(key, asked.model)
         pending = self.journal.pending_tokens
-        with self.limits.held(key, pending) as headers, self.routes.count(route):
-            exchange.answer_headers = headers
+        with self.limits.held(key, pending) as headers:
+            exchange.answer_headers = dict(headers)
             working = self._forward(exchange, key, route, asked)
             await self._unless_over(exchange, key, working)
 
@@ -221,9 +237,12 @@ class Gateway:
         """Send a request to a replica and its answer to the client; keep what it used."""
         kept = self.journal.begin(key.id, route.id)
         status, is_cut = CLIENT_GONE, True
+        counted = ExitStack()
         try:
-            response, target = await self._first(exchange, key, route, asked)
-            status = response.status
+            found = await self._first(exchange, key, route, asked, counted)
+            response, target, status = found.response, found.target, found.response.status
+            kept.move(found.route.id)
+            exchange.answer_headers |= {MODEL_HEADER: found.route.name}
             with self._at(target):
                 try:
                     kept.note(used_of(response.headers))
@@ -237,6 +256,7 @@ class Gateway:
             status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
             raise
         finally:
+            counted.close()
             kept.end(status, is_cut=is_cut)
         await exchange.finish()
 
@@ -265,15 +285,19 @@ class Gateway:
             working.result()
 
     async def _first(
-        self, exchange: Exchange, key: Key, route: Route, asked: ModelRequest
-    ) -> tuple[TunnelResponse, Target]:
+        self,
+        exchange: Exchange,
+        key: Key,
+        route: Route,
+        asked: ModelRequest,
+        counted: ExitStack,
+    ) -> "Opened":
         """Return the head of the answer; meanwhile the reader of a stream gets heartbeats.
 
         Raises:
             Refusal: no replica answers within the time that the request is held.
         """
-        seconds = _hold_seconds(exchange, key)
-        opening = asyncio.ensure_future(self._opened(exchange, route, asked, seconds))
+        opening = asyncio.ensure_future(self._any_opened(exchange, key, route, asked, counted))
         timeout = HEARTBEAT_SECONDS if asked.is_streamed else None
         try:
             while True:
@@ -285,14 +309,48 @@ class Gateway:
             opening.cancel()
             await asyncio.wait((opening,))
             if not opening.cancelled() and opening.exception() is None:
-                await opening.result()[0].close()
+                await opening.result().response.close()
             raise
 
+    async def _any_opened(
+        self,
+        exchange: Exchange,
+        key: Key,
+        route: Route,
+        asked: ModelRequest,
+        counted: ExitStack,
+    ) -> "Opened":
+        """Return the head of an answer of a deployment, or of the first fall-back that has one.
+
+        All of them together hold the request as long as one may; ``counted`` holds the count of
+        the one that is asked last.
+
+        Raises:
+            Refusal: none answers; it says why the one that was asked for did not.
+        """
+        deadline = asyncio.get_running_loop().time() + _hold_seconds(exchange, key)
+        ways = self.routes.snapshot.ways(key, route)
+        first: Refusal | None = None
+        for each in ways:
+            counted.close()
+            counted.enter_context(self.routes.count(each))
+            try:
+                opened = await self._opened(exchange, each, asked.to(route, each), deadline)
+            except Refusal as refusal:
+                if refusal.status not in FALL_BACK:
+                    raise
+                first = first or refusal
+                continue
+            if len(ways) == 1 or opened.response.status not in FALL_BACK:
+                return opened
+            await opened.response.close()
+            first = first or _as_refusal(opened)
+        raise first or Refusal(503, f"{route.name} does not answer.", "unreachable")
+
     async def _opened(
-        self, exchange: Exchange, route: Route, asked: ModelRequest, seconds: float
-    ) -> tuple[TunnelResponse, Target]:
+        self, exchange: Exchange, route: Route, asked: ModelRequest, deadline: float
+    ) -> "Opened":
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
         failed: set[str] = set()
         num_repeats = 0
         while True:
@@ -318,7 +376,7 @@ class Gateway:
                     raise Refusal(502, words, "unreachable", again) from None
                 continue
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
-                return response, target
+                return Opened(response, target, route)
             await response.close()  # it is ending or loading: another one, or itself again
             await self.routes.change(LOOK_SECONDS)
 
@@ -467,6 +525,18 @@ def _loading(route: Route) -> Refusal:
         words += f"; it takes about {math.ceil(seconds)} s more"
     again = {"retry-after": str(max(1, math.ceil(seconds)))}
     return Refusal(503, f"{words}. Try again then.", "loading", again)
+
+
+def _as_refusal(opened: Opened) -> Refusal:
+    """Return what an endpoint refused, whose body is left unread."""
+    status = opened.response.status
+    again = {
+        name.decode().lower(): value.decode("latin-1")
+        for name, value in opened.response.headers
+        if name.lower() == b"retry-after"
+    }
+    words = f"{opened.route.name} answered {status}, and none of its fall-backs answers."
+    return Refusal(status, words, "upstream", again)
 
 
 def _kept(response: TunnelResponse) -> list[tuple[bytes, bytes]]:

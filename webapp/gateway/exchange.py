@@ -45,7 +45,7 @@ class Exchange:
         self.path = "/" + scope["path"].strip("/")
         self.headers: dict[bytes, bytes] = dict(scope.get("headers", ()))
         self.id = f"req_{new_ulid().lower()}"
-        self.answer_headers: Mapping[str, str] = {}  # of limits
+        self.answer_headers: dict[str, str] = {}  # of limits, and the model that answers
         self.has_begun = False
         self._received = 0
 

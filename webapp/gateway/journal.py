@@ -91,6 +91,12 @@ class OpenAnswer:
             self.answer = self.answer._replace(used=used)
             self._journal.keep_open(self)
 
+    def move(self, deployment_id: str) -> None:
+        """Keep that another deployment answers, which the answer counts for."""
+        if deployment_id != self.answer.deployment_id:
+            self.answer = self.answer._replace(deployment_id=deployment_id)
+            self._journal.keep_open(self)
+
     def end(self, status: int, *, is_cut: bool) -> None:
         """Keep how the answer ended; it is on disk when this returns, unless the disk is full."""
         self.answer = self.answer._replace(status=status, is_cut=is_cut)

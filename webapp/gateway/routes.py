@@ -32,7 +32,7 @@ from webapp.deployments.models import (
     Replica,
     ServingKey,
 )
-from webapp.deployments.services import deployment_wake
+from webapp.deployments.services import deployment_wake, reachable
 from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.deployments.usage import tokens_used
 from webapp.jobs.endpoints import playground_key
@@ -73,6 +73,7 @@ class Route:
     adapters: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     is_scaled: bool = False  # replicas are added by its requests
+    fallbacks: tuple[str, ...] = ()  # names of deployments that answer when it cannot
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,26 @@ class Snapshot:
         found = {each.name: each for (team, _), each in self.routes.items() if team == key.team_id}
         return [each for name, each in sorted(found.items()) if key.opens(name)]
 
+    def ways(self, key: Key, route: Route) -> list[Route]:
+        """Return a deployment and those that a key opens of its fall-backs, in their order."""
+        if not route.fallbacks:
+            return [route]
+
+        def after(name: str) -> tuple[str, ...]:
+            found = self.routes.get((route.team_id, name))
+            return found.fallbacks if found is not None else ()
+
+        names = reachable(route.name, after)[1:]
+        found = (self.routes.get((route.team_id, each)) for each in names)
+        others = {each.id: each for each in found if each is not None and key.opens(each.name)}
+        return list(({route.id: route} | others).values())
+
 
 def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
     """Return what the database says; ``used`` are the tokens by key and period."""
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
-        "failures", "loads", "created_at", "max_replicas",
+        "failures", "loads", "created_at", "max_replicas", "fallbacks",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
     replicas = list(Replica.objects.live())
@@ -202,6 +217,7 @@ def _route(view: DeploymentView, specs: Mapping[str, Served]) -> Route:
         specs[view.serving[0].job_id].adapters if view.serving else (),
         tuple(row.aliases),
         row.max_replicas > 1,
+        tuple(row.fallbacks),
     )
 
 

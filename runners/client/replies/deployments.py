@@ -28,6 +28,9 @@ class DeploymentReply(Reply):
     id: str
     name: Annotated[str, Field(description="That clients give as their model")]
     aliases: Annotated[list[str], Field(description="Further names that it answers to")]
+    fallbacks: Annotated[
+        list[str], Field(description="Deployments that answer when it cannot, in their order")
+    ]
     state: DeploymentStateWord
     problem: Annotated[str, Field(description="Why its last start failed")]
     seconds_to_go: Annotated[

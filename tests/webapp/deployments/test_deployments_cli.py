@@ -36,6 +36,12 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     assert (row.is_kept_awake, row.idle_seconds) == (True, None)
     assert run("deployments", "change", "small", "--may-sleep", "--alias", "gpt-4o")[0] == 0
     assert "small or gpt-4o" in run("deployments", "get", "small")[1]
+    assert run("deployments", "change", "small", "--fallback", "small")[0] != 0
+    Deployment.objects.create(team=row.team, owner=row.owner, name="tiny", plan=row.plan)
+    assert run("deployments", "change", "small", "--fallback", "tiny")[0] == 0
+    assert "falls back to tiny" in run("deployments", "get", "small")[1]
+    assert run("deployments", "change", "small", "--fallback", "")[0] == 0
+    Deployment.objects.get(name="tiny").delete()
     assert "loading" in run("deployments", "wake", "small")[1]
     assert json.loads(run("deployments", "get", row.pk, "-o", "json")[1])["replicas"]
     assert run("deployments", "sleep", "small", "--yes")[0] == 0
