@@ -74,7 +74,7 @@ def test_a_chats_role_is_no_token_and_the_report_comes_as_table_and_yaml(slipway
 
 
 def test_lengths_are_read_as_engines_read_them(slipway):
-    with serving() as endpoint:
+    with serving(itl_seconds=0.0) as endpoint:
         shown = slipway("bench", endpoint.url, "--input-tokens", "1K", "--output-tokens", "1k",
                         "--num-requests", "1", "-o", "json")  # fmt: skip
     report = report_of(shown)
