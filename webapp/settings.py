@@ -82,7 +82,7 @@ MIDDLEWARE = [
     "webapp.core.middleware.PoliciesMiddleware",  # outer: applies to errors and files too
     "webapp.core.middleware.AddressMiddleware",  # before the redirect to TLS, which it explains
     "django.middleware.security.SecurityMiddleware",
-    "servestatic.middleware.ServeStaticMiddleware",
+    "webapp.core.staticfiles.StaticFilesMiddleware",
     "webapp.core.middleware.CompressionMiddleware",
     "webapp.core.middleware.ReadableTextMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import brotli
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.staticfiles.finders import AppDirectoriesFinder
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage
 from django.core.files.base import File
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponseBase
 from django.template.backends import django
 from django.template.context import make_context
 from django.utils.safestring import SafeString
+from servestatic.middleware import ServeStaticMiddleware
 
 # ---------------------------------------------------------------------------
 # Storage of static files with hashed names and compressed variants, for immutable caching.
@@ -119,6 +121,25 @@ def _replace(target: Path, pieces: Iterable[bytes], *, root: Path) -> None:
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
+
+
+class StaticFilesMiddleware:
+    """Serves static files with servestatic's middleware, and hands on all else in its own thread.
+
+    That middleware is asynchronous alone: between synchronous ones it took every request through
+    another thread and back, 2 ms of processor time each.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+        self._static = ServeStaticMiddleware(sync_to_async(get_response))
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        """Return the file at the request's path, or what the next handler responds."""
+        if request.path_info.startswith(self._static.static_prefix):
+            response: HttpResponseBase = async_to_sync(self._static)(request)
+            return response
+        return self.get_response(request)
 
 
 # ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django.contrib.messages import get_messages
 from django.contrib.messages.middleware import MessageMiddleware
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.http import HttpResponse, StreamingHttpResponse
-from django.test import Client, RequestFactory
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import get_resolver, reverse
 
 from tests.plugins.extent import sample
@@ -117,6 +117,16 @@ def test_a_redirect_to_tls_and_files_of_the_site_have_it(settings, client):
     answer = client.get("/")
     assert answer.status_code == 301
     assert_guarded(answer)
+
+
+def test_files_come_over_asgi_whole(settings):
+    settings.SERVESTATIC_AUTOREFRESH = settings.SERVESTATIC_USE_FINDERS = True
+
+    async def read() -> bytes:
+        answer = await AsyncClient().get("/static/js/live.js")
+        return b"".join([part async for part in answer.streaming_content])
+
+    assert async_to_sync(read)() == (settings.BASE_DIR / "static/js/live.js").read_bytes()
 
 
 def test_beats_answer_with_a_policy_that_lets_in_nothing():
