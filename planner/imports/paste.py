@@ -37,6 +37,7 @@ from planner.imports.programs import (
     FACTORY_PROGRAMS,
     SWIFT_PROGRAMS,
     TRL_PROGRAMS,
+    UNREAD_WORK,
     read_launcher,
     read_python,
     refuse_unread,
@@ -384,6 +385,7 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
             chosen = invocation
             chosen.variables = [*variables, *command.variables]
     if chosen is None:
+        refuse_work(script)
         words = next((command.words for command in script.commands if command.words), [])
         named = source_of(*words[:4]) or "no command"
         raise _unknown_tool(f"{named!r} is no command of a known tool")
@@ -401,6 +403,23 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
     if len(rest) > MOST_OTHERS:
         draft.ignore(f"{len(rest) - MOST_OTHERS} further commands", "one command is read")
     return draft
+
+
+def refuse_work(script: Script) -> None:
+    """Refuse a program that does what a plan of one's own states, and say what to state.
+
+    Raises:
+        BadRequestError: the text starts one.
+    """
+    for command in script.commands:
+        words = command.words
+        for at, word in enumerate(words[:-1]):
+            name, is_module = _program(word), at > 0 and words[at - 1] == "-m"
+            is_started = not at or is_module or "/" in word
+            two = f"{name} {words[at + 1]}"
+            program = two if two in UNREAD_WORK else name
+            if program == two or (is_started and program in UNREAD_WORK):
+                raise BadRequestError(f"{program!r} {UNREAD_WORK[program]}", "text")
 
 
 def find_invocation(command: Command) -> Invocation | None:
@@ -610,7 +629,7 @@ def _match_tool(words: list[str], at: int) -> ToolMatch | None:
         found = ("swift", 1, _read_swift)
     elif _is_unread(words, at):
         found = ("transformers", 1, _refused(UNREAD_TOOLS[name]))
-    elif _runs_trainer(words, at):
+    elif _runs_trainer(words, at) and not UNREAD_WORK.keys() & set(words[at : at + 3]):
         found = ("transformers", 0, read_python)
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.imports.documents import refuse_wide_numbers
 from planner.imports.draft import REFUSED, Draft, Option, Options, is_secret, shown
+from planner.imports.programs import UNREAD_WORK
 from planner.imports.shell import option_table
 from planner.imports.torchtitan import read_torchtitan_module
 from planner.imports.trainers import PREFERENCE, SUPERVISED, read_hugging_face_options
@@ -105,6 +106,9 @@ def _read_calls(draft: Draft, tree: ast.Module) -> None:
     for call, name, owner in _calls(tree):
         script.read(call, name, owner)
     if not script.is_read:
+        for package in sorted({name.split(".")[0] for name in _imported(tree)}):
+            if package in UNREAD_WORK:
+                raise BadRequestError(f"{package!r} {UNREAD_WORK[package]}", "text")
         raise BadRequestError(
             "the Python has no call of a trainer that is known: paste a script of Unsloth or TRL "
             "with from_pretrained(…), get_peft_model(…) and SFTConfig(…)",

@@ -90,6 +90,13 @@ REFUSED = {
     "swift export --model x": "swift sft",
     "ollama create mine -f Modelfile": "ollama run",
     "mlx_lm.convert --hf-path x": "no command of a known tool",
+    "./build/bin/llama-quantize in.gguf out.gguf Q4_K_M": "the bits, the group size",
+    "auto-round --model x/y --scheme W4A16": "calibration samples in a compression",
+    'from llmcompressor import oneshot\noneshot(model="x/y", recipe="r.yaml")': "the bits",
+    "vllm bench serve --model x/y --request-rate 4": "start its load test",
+    "python -m sglang.bench_serving --backend sglang": "the concurrency and the rate",
+    "vllm run-batch -i in.jsonl -o out.jsonl --model x/y": "number of requests in a batch",
+    "pip install auto-round": "no command of a known tool",
 }
 
 
@@ -150,3 +157,10 @@ def test_arguments_of_one_tool_alone_name_it():
         (["--model_name_or_path", "x", "--learning_rate", "1"], "transformers"),
     ):
         assert tool_of("train.py", arguments) == tool, arguments
+
+
+def test_what_compresses_or_measures_beside_a_server_leaves_the_server_read():
+    for other in ("llama-quantize in.gguf out.gguf Q4_K_M", "vllm bench serve --model x/y"):
+        draft = read_paste(f"{other}\nllama-server -hf x/y-GGUF -c 512")
+        assert draft.request["workload"]["kind"] == "serve", other
+        assert any(other in each.source for each in draft.ignored), draft.ignored
