@@ -265,6 +265,32 @@ def visible_with_role_or_404(
     return row, roles[row.team_id]
 
 
+def may_change(membership: Membership | None, row: TeamOwned) -> bool:
+    """Return whether a member may change a row that has an owner: its own, an operator every."""
+    if membership is None:
+        return False
+    role = Role(membership.role)
+    owner_id: int | None = row.owner_id  # type: ignore[attr-defined]  # of a row with an owner
+    is_own = owner_id == membership.user_id
+    return is_at_least(role, Role.OPERATOR) or (is_own and is_at_least(role, Role.PRACTITIONER))
+
+
+def owned_for(
+    request: HttpRequest, model: type[Owned], *, action: str = "change", **lookup: object
+) -> Owned:
+    """Return an object that the person may change, or take another ``action`` on.
+
+    Raises:
+        Http404: it is of no team of the person's.
+        PermissionDenied: the role is too low, or the object is someone else's.
+    """
+    row = visible_or_404(model, request.user, **lookup)
+    if not may_change(membership_of(request.user, row.team), row):
+        name = model._meta.verbose_name
+        raise PermissionDenied(f"Only its owner or an operator can {action} this {name}.")
+    return row
+
+
 def signed_in(request: HttpRequest) -> User:
     """Return the user of a request.
 

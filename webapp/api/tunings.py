@@ -15,7 +15,7 @@ from runners.client.replies.tunings import (
 from runners.plans.refusals import DraftProblem
 from runners.plans.tuning import TuningOptions
 from webapp.accounts.models import team_ids_of
-from webapp.accounts.services import signed_in, visible_or_404
+from webapp.accounts.services import owned_for, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.plans import plan_to_change
 from webapp.api.requests import Paging, job_key, page_keys
@@ -25,7 +25,6 @@ from webapp.core.queries import in_order
 from webapp.plans.models import Plan
 from webapp.tunings.listing import CandidateRow, TuningView, view_of, views_of
 from webapp.tunings.models import Tuning
-from webapp.tunings.permissions import tuning_for
 from webapp.tunings.planning import tuning_plan
 from webapp.tunings.services import tuning_delete, tuning_of, tuning_start, tuning_stop
 
@@ -157,7 +156,7 @@ def tuning_get(request: HttpRequest, tuning_id: str) -> TuningReply:
 )
 def tuning_end(request: HttpRequest, tuning_id: str) -> TuningReply:
     """Stop the trial of a tuning that runs, and start no other; what was measured stays."""
-    tuning = tuning_for(request, tuning_id)
+    tuning = owned_for(request, Tuning, pk=tuning_id)
     return _reply(view_of(tuning_stop(tuning=tuning, by=signed_in(request))))
 
 
@@ -169,5 +168,5 @@ def tuning_end(request: HttpRequest, tuning_id: str) -> TuningReply:
 )
 def tuning_remove(request: HttpRequest, tuning_id: str) -> Status[None]:
     """Take an ended tuning out of the list; its jobs and its version of the plan stay."""
-    tuning_delete(tuning=tuning_for(request, tuning_id), by=signed_in(request))
+    tuning_delete(tuning=owned_for(request, Tuning, pk=tuning_id), by=signed_in(request))
     return Status(204, None)

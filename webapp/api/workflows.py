@@ -15,7 +15,13 @@ from runners.client.replies.workflows import (
 )
 from runners.plans.workflow import WorkflowDocument
 from webapp.accounts.models import Role, team_ids_of
-from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.accounts.services import (
+    check_role,
+    current_membership,
+    owned_for,
+    signed_in,
+    visible_or_404,
+)
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.requests import Paging, job_key, page_keys
 from webapp.core.clock import now
@@ -23,7 +29,6 @@ from webapp.core.problems import REFUSALS
 from webapp.core.queries import in_order
 from webapp.workflows.listing import StepRow, WorkflowView, view_of, views_of
 from webapp.workflows.models import Workflow
-from webapp.workflows.permissions import workflow_for
 from webapp.workflows.planning import workflow_plan
 from webapp.workflows.services import (
     workflow_delete,
@@ -138,7 +143,7 @@ def workflow_get(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 )
 def workflow_end(request: HttpRequest, workflow_id: str) -> WorkflowReply:
     """Stop the jobs of a workflow that run, and start none of those that wait."""
-    workflow = workflow_for(request, workflow_id)
+    workflow = owned_for(request, Workflow, pk=workflow_id)
     return _reply(view_of(workflow_stop(workflow=workflow, by=signed_in(request))))
 
 
@@ -150,7 +155,7 @@ def workflow_end(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 )
 def workflow_go_on(request: HttpRequest, workflow_id: str) -> WorkflowReply:
     """Go on with a failed or stopped workflow: what has succeeded stays."""
-    workflow = workflow_for(request, workflow_id)
+    workflow = owned_for(request, Workflow, pk=workflow_id)
     return _reply(view_of(workflow_resume(workflow=workflow, by=signed_in(request))))
 
 
@@ -162,5 +167,5 @@ def workflow_go_on(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 )
 def workflow_remove(request: HttpRequest, workflow_id: str) -> Status[None]:
     """Take an ended workflow out of the lists; its jobs, models and plans stay."""
-    workflow_delete(workflow=workflow_for(request, workflow_id), by=signed_in(request))
+    workflow_delete(workflow=owned_for(request, Workflow, pk=workflow_id), by=signed_in(request))
     return Status(204, None)

@@ -5,18 +5,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from webapp.accounts.models import Membership, Role
-from webapp.accounts.services import is_at_least, membership_of, visible_or_404
+from webapp.accounts.services import (
+    is_at_least,
+    may_change,
+    membership_of,
+    owned_for,
+    visible_or_404,
+)
 from webapp.deployments.models import Deployment, ServingKey
-
-
-def may_change(membership: Membership | None, row: Deployment | ServingKey) -> bool:
-    """Return whether a member may change a deployment or a key."""
-    if membership is None:
-        return False
-    if is_at_least(Role(membership.role), Role.OPERATOR):
-        return True
-    is_practitioner = is_at_least(Role(membership.role), Role.PRACTITIONER)
-    return is_practitioner and row.owner_id == membership.user_id
 
 
 def visible_deployment(request: HttpRequest, deployment_id: str) -> Deployment:
@@ -30,10 +26,7 @@ def deployment_for(request: HttpRequest, deployment_id: str) -> Deployment:
     Raises:
         PermissionDenied: the role is too low, or the deployment is someone else's.
     """
-    row = visible_deployment(request, deployment_id)
-    if not may_change(membership_of(request.user, row.team), row):
-        raise PermissionDenied("Only its owner or an operator can change this deployment.")
-    return row
+    return owned_for(request, Deployment, pk=deployment_id, deleted_at=None)
 
 
 def usable_deployment(request: HttpRequest, deployment_id: str) -> Deployment:
@@ -65,10 +58,7 @@ def key_for(request: HttpRequest, key_id: str) -> ServingKey:
     Raises:
         PermissionDenied: the role is too low, or the key is someone else's.
     """
-    key = visible_or_404(ServingKey, request.user, pk=key_id)
-    if not may_change(membership_of(request.user, key.team), key):
-        raise PermissionDenied("Only its owner or an operator can revoke this key.")
-    return key
+    return owned_for(request, ServingKey, action="revoke", pk=key_id)
 
 
 def own_key_for(request: HttpRequest, key_id: str) -> ServingKey:

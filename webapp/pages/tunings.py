@@ -10,7 +10,13 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from runners.plans.refusals import DraftProblem
 from runners.plans.tuning import TuningOptions
 from webapp.accounts.models import team_ids_of
-from webapp.accounts.services import membership_of, signed_in, visible_or_404
+from webapp.accounts.services import (
+    may_change,
+    membership_of,
+    owned_for,
+    signed_in,
+    visible_or_404,
+)
 from webapp.core.ids import new_ulid
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
@@ -21,7 +27,6 @@ from webapp.plans.saving import changeable_plan
 from webapp.tunings.form import TuningForm
 from webapp.tunings.listing import TuningView, view_of, views_of
 from webapp.tunings.models import Tuning, TuningState
-from webapp.tunings.permissions import may_change, tuning_for
 from webapp.tunings.planning import tuning_plan
 from webapp.tunings.services import tuning_delete, tuning_of, tuning_start, tuning_stop
 
@@ -101,7 +106,7 @@ def tuning_detail(request: HttpRequest, tuning_id: str) -> HttpResponse:
 @require_POST
 def tuning_stop_view(request: HttpRequest, tuning_id: str) -> HttpResponse:
     """Stop the trial of a tuning that runs; no other is started."""
-    tuning = tuning_for(request, tuning_id)
+    tuning = owned_for(request, Tuning, pk=tuning_id)
     try:
         tuning_stop(tuning=tuning, by=signed_in(request))
         messages.success(request, "The tuning is stopped.")
@@ -113,7 +118,7 @@ def tuning_stop_view(request: HttpRequest, tuning_id: str) -> HttpResponse:
 @require_POST
 def tuning_delete_view(request: HttpRequest, tuning_id: str) -> HttpResponse:
     """Take an ended tuning out of the list."""
-    tuning = tuning_for(request, tuning_id)
+    tuning = owned_for(request, Tuning, pk=tuning_id)
     try:
         tuning_delete(tuning=tuning, by=signed_in(request))
     except Problem as problem:

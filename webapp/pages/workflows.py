@@ -10,7 +10,13 @@ from django.views.decorators.http import require_GET, require_POST
 
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import team_ids_of
-from webapp.accounts.services import membership_of, signed_in, visible_or_404
+from webapp.accounts.services import (
+    may_change,
+    membership_of,
+    owned_for,
+    signed_in,
+    visible_or_404,
+)
 from webapp.accounts.sign_in import session_secret_of
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
@@ -19,7 +25,6 @@ from webapp.live.stream import live_context, page_or_regions
 from webapp.wizard.documents import yaml_of
 from webapp.workflows.listing import WorkflowView, compared, view_of, views_of
 from webapp.workflows.models import Workflow, WorkflowState
-from webapp.workflows.permissions import may_change, workflow_for
 from webapp.workflows.services import workflow_delete, workflow_resume, workflow_stop
 
 PAGE_SIZE = 20
@@ -79,7 +84,7 @@ def _tables(view: WorkflowView) -> list[dict[str, Any]]:
 def _act(
     request: HttpRequest, workflow_id: str, act: Callable[..., Workflow], words: str
 ) -> HttpResponse:
-    workflow = workflow_for(request, workflow_id)
+    workflow = owned_for(request, Workflow, pk=workflow_id)
     try:
         act(workflow=workflow, by=signed_in(request))
         messages.success(request, words)
@@ -103,7 +108,7 @@ def workflow_resume_view(request: HttpRequest, workflow_id: str) -> HttpResponse
 @require_POST
 def workflow_delete_view(request: HttpRequest, workflow_id: str) -> HttpResponse:
     """Take an ended workflow out of the lists."""
-    workflow = workflow_for(request, workflow_id)
+    workflow = owned_for(request, Workflow, pk=workflow_id)
     try:
         workflow_delete(workflow=workflow, by=signed_in(request))
     except Problem as problem:
