@@ -66,6 +66,7 @@ from webapp.plans.saving import (
     versions_of,
 )
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
+from webapp.tunings.planning import tuning_refusal
 from webapp.wizard.documents import document_of, schema_address, yaml_of
 from webapp.wizard.drafts import proposals_fill
 from webapp.wizard.launch_form import SHOW_COMMAND, LaunchForm
@@ -207,7 +208,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "best": answer.plans[0] if answer.plans else None,
         "verdict": verdict_of(answer, document, url, speed=planned_speed(plan)),
         "is_on_host": not document.hardware.is_catalog,
-        "may_tune": _may_tune(plan, answer),
+        **_tuning(plan, answer),
         "has_offers_to_come": lacks_only_suggestions(plan),
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
@@ -237,13 +238,12 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     }
 
 
-def _may_tune(plan: Plan, answer: PlanAnswer) -> bool:
-    """Return whether a tuning of the plan may work, as far as its document says."""
-    document = plan.document
-    is_known = plan.deleted_at is None and not (plan.draft.get("wizard") or {}).get("lacks_model")
-    return bool(
-        answer.plans and document.hardware.host and document.goal in FIGURES_OF and is_known
-    )
+def _tuning(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    """Return whether a plan can be tuned, or why not, where its goal is one that is tuned."""
+    if plan.deleted_at or not answer.plans or plan.document.goal not in FIGURES_OF:
+        return {}
+    refusal = tuning_refusal(plan, answer)
+    return {"may_tune": not refusal, "tuning_refusal": refusal}
 
 
 def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:

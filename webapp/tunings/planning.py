@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner import api
 from planner.specs.base import PlannerError
-from planner.specs.estimate import PlannedStrategy, PlanRequest
+from planner.specs.estimate import PlanAnswer, PlannedStrategy, PlanRequest
 from planner.specs.workload import Strategy
 from runners.plans.document import PlanDocument
 from runners.plans.job_specs import spec_of
@@ -105,32 +105,50 @@ def tuning_plan(team: Team, owner: User, plan: Plan, options: TuningOptions) -> 
     """
     draft = _on_host(team, owner, plan, options)
     document = draft.document
+    answer = verdict_answer(plan) if document == plan.document else plan_answer(draft)
+    draft.request, draft.answer = plan.request or draft.request, answer.model_dump(mode="json")
+    space = _space_of(draft, answer, options)
+    return PlannedTuning(
+        options=options,
+        document=document,
+        host=space.context.host,
+        figure=space.figure,
+        trial=space.trial,
+        candidates=space.candidates(answer.plans[0]),
+    )
+
+
+def tuning_refusal(plan: Plan, answer: PlanAnswer) -> str:
+    """Return why a plan cannot be tuned on its own host, "" if it can; the Hub is not asked."""
+    try:
+        _space_of(plan, answer, TuningOptions())
+    except (DraftProblem, LaunchOptionError) as problem:
+        return str(problem)
+    return ""
+
+
+def _space_of(plan: Plan, answer: PlanAnswer, options: TuningOptions) -> "_Space":
+    """Return what a plan's tuning may try, of its stored answer.
+
+    Raises:
+        DraftProblem: the plan cannot be tuned or launched; ``field`` is what to change.
+    """
+    document = plan.document
     figure = figure_of(document, options)
     if document.hardware.pool:
         raise DraftProblem(
             "The plan runs on a pool, and a tuning measures one host. Name a host of the pool.",
             "host",
         )
-    answer = verdict_answer(plan) if draft.document == plan.document else plan_answer(draft)
     if not answer.plans:
         verdict = verdict_of(answer, document)
         raise DraftProblem(f"{verdict.sentence.rstrip('.')}. {verdict.detail}".strip(), "host")
-    draft.request, draft.answer = plan.request or draft.request, answer.model_dump(mode="json")
-    context = launch_context(draft)
-    own = answer.plans[0]
-    request = context.question.request.without_targets()
-    trial = trial_of(document, options, own)
+    context = launch_context(plan)
+    trial = trial_of(document, options, answer.plans[0])
     launch = trial_launch(document, trial, options.max_seconds)
     spec_of(trial_document(document, trial), launch, context.case(launch))  # or it says why not
-    space = _Space(document, figure, options, context, request, trial)
-    return PlannedTuning(
-        options=options,
-        document=document,
-        host=context.host,
-        figure=figure,
-        trial=trial,
-        candidates=space.candidates(own),
-    )
+    request = context.question.request.without_targets()
+    return _Space(document, figure, options, context, request, trial)
 
 
 def _on_host(team: Team, owner: User, plan: Plan, options: TuningOptions) -> Plan:

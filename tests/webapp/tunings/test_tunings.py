@@ -381,6 +381,9 @@ def test_the_pages_show_candidates_trials_and_what_was_found(team, alice, vera, 
     catalog = planned(team, alice, TRAINING | {"hardware": {"device": "h100-sxm5-80gb"}})
     page = client.get(f"/plans/{catalog.pk}/tune/").content.decode()
     assert "No host is chosen" in page
+    shown = client.get(f"/plans/{catalog.pk}/").content.decode()
+    assert "No tuning of this plan: No host is chosen" in shown
+    assert f"/plans/{catalog.pk}/tune/" not in shown
     Plan.objects.filter(pk=plan.pk).update(deleted_at=now())
     assert client.get(address).status_code == 404
     assert address not in client.get(f"/plans/{plan.pk}/").content.decode()
