@@ -437,4 +437,4 @@ def _within(measured: Sequence[Observation]) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

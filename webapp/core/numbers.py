@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from django import forms
+from django.core.validators import MaxValueValidator, MinValueValidator
 
 SCIENTIFIC = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 PLAIN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)", re.ASCII)
@@ -52,6 +53,16 @@ class _AsTyped:
 
     label: Any
     form: re.Pattern[str]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        low, high = options.get("min_value"), options.get("max_value")
+        limits = [f"at least {low:,.12g}"] if low is not None else []
+        limits += [f"at most {high:,.12g}"] if high is not None else []
+        words = f"{self.label or 'It'} is %(show_value).12g. It must be {' and '.join(limits)}."
+        for each in self.validators:  # type: ignore[attr-defined]
+            if isinstance(each, MinValueValidator | MaxValueValidator):
+                each.message = words
 
     def to_python(self, value: Any) -> Any:  # noqa: ANN401 (as Django's)
         """Return the number.

@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from planner.specs.units import MINUTE
 from runners.jobspec.base import NAME_LENGTH
+from runners.plans.refusals import DraftProblem
 from webapp.core.numbers import DecimalField, WholeField
-from webapp.core.problems import InvalidProblem
+from webapp.core.problems import InvalidProblem, Problem
 from webapp.deployments.keys import (
     DEFAULT_HOLD_SECONDS,
     DEFAULT_OVERLAP_HOURS,
@@ -164,6 +165,12 @@ class ChangeForm(forms.Form):
         choices = [(each.pk, f"Version {each.version}: {each.name}") for each in versions]
         self.fields["plan"].choices = choices  # type: ignore[attr-defined]
         self.plans = {each.pk: each for each in versions}
+
+    def refuse(self, problem: DraftProblem | Problem) -> None:
+        """Show a refusal at the field that it names, else above them all."""
+        named = problem.field if isinstance(problem, DraftProblem) else problem.code
+        field = "idle_minutes" if named == "idle_seconds" else named
+        self.add_error(field if field in self.fields else None, str(problem))
 
     def changes(self) -> dict[str, Any]:
         """Return the fields of a valid form that differ from the deployment's."""

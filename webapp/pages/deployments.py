@@ -159,7 +159,8 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
         "form": form or ChangeForm(row),
         "usage": _sums(Usage.objects.filter(deployment=row)),
     }
-    context |= live_context(request, ["jobs"])
+    if form is None:  # a form that is being corrected stays, and has no address to load again
+        context |= live_context(request, ["jobs"])
     response = page_or_regions(
         request, "deployments/detail.html", "deployments/_regions.html", context
     )
@@ -235,7 +236,7 @@ def deployment_change_view(request: HttpRequest, deployment_id: str) -> HttpResp
         deployment_change(deployment=row, by=signed_in(request), **form.changes())
         messages.success(request, f"{row.name} is changed.")
     except (DraftProblem, Problem) as problem:
-        form.add_error(None, str(problem))
+        form.refuse(problem)
         return _detail(request, row, form)
     return redirect("deployment-detail", row.pk)
 

@@ -182,9 +182,9 @@ class TuningView:
         if gain is None:
             found = f"{words[0]}, {name} {value}. The plan's own choice could not be measured."
         elif best.candidate.number == BASELINE:
-            found = (
-                f"No gain: the plan's own choice is the best of those measured, {name} {value}."
-            )
+            so_far = self.tuning.state == TuningState.RUNNING
+            found = "The" if so_far else "No gain: the"
+            found += f" plan's own choice is the best of those measured, {name} {value}."
         else:
             change = "less" if self.less_is_better else "more"
             span = f"90 % interval {_percent(gain.low)} to {_percent(gain.high)}"
