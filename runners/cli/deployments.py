@@ -14,7 +14,7 @@ from runners.cli.plans import read_document
 from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
-    from runners.client.generated import DeploymentReply, Slipway, UsageReply
+    from runners.client.generated import DeploymentReply, ReplicaReply, Slipway, UsageReply
 
 DeploymentArgument = Annotated[
     str, typer.Argument(metavar="DEPLOYMENT", help="Name or id of a deployment.")
@@ -82,7 +82,13 @@ def _of(client: "Slipway", name: str) -> "DeploymentReply":
 def _words(row: "DeploymentReply") -> str:
     if row.state == "loading" and row.seconds_to_go is not None:
         return f"loading, about {seconds(row.seconds_to_go)} to go"
-    return row.state
+    return "not answering" if row.state == "silent" else row.state
+
+
+def _model_words(replica: "ReplicaReply") -> str:
+    if replica.silent_since is not None:
+        return f"not answering since {replica.silent_since.astimezone():%H:%M:%S}"
+    return "ready" if replica.ready_at else "loading"
 
 
 @deployments.command("list")
@@ -128,10 +134,7 @@ def _show(row: "DeploymentReply") -> None:
     typer.echo(f"clients: {row.base_url}, model {names}")
     if row.fallbacks:
         typer.echo(f"falls back to {', '.join(row.fallbacks)}")
-    shown = [
-        (each.job, each.job_state, each.host, "ready" if each.ready_at else "loading")
-        for each in row.replicas
-    ]
+    shown = [(each.job, each.job_state, each.host, _model_words(each)) for each in row.replicas]
     if shown:
         show(table(("JOB", "STATE", "HOST", "MODEL"), shown, fixed=(0,)))
 

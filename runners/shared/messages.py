@@ -589,6 +589,7 @@ class EndpointBody(Message):
     model: ServedName
     has_keys: bool
     command: str = Field(default="", max_length=MAX_COMMAND_CHARACTERS)  # of the engine
+    has_chat_template: bool | None = None  # of the model; None: an older host does not say
 
 
 def last_lines_of(lines: object) -> object:

@@ -47,6 +47,7 @@ class Deployment(TeamOwned):
     asked_at = models.DateTimeField(null=True, blank=True)  # a wake that no replica answers yet
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at a replica
     loads = models.JSONField(default=list, blank=True)  # seconds of the last ones, the newest last
+    has_chat_template = models.BooleanField(null=True, blank=True)  # as its last load has told
     busy_seconds = models.FloatField(null=True, blank=True)  # its last turn, if used to its end
     problem = models.TextField(blank=True)  # why the last wake failed; "" once a replica is ready
     failed_at = models.DateTimeField(null=True, blank=True)
@@ -100,12 +101,13 @@ class ReplicaQuerySet(models.QuerySet["Replica"]):
         """
         rows = self.filter(ended_at=None).select_related("job__current_attempt", "deployment")
         return rows.only(
-            "plan", "revision", "is_leaving", "left_at", "gives_way_to", "created_at", "ready_at",
-            "last_used_at", "ended_at", "job__state", "job__pool", "job__requested_host",
-            "job__host", "job__deleted_at", "job__shared_bytes", "job__current_attempt__host",
-            "job__current_attempt__created_at", "deployment__team", "deployment__name",
-            "deployment__is_kept_awake", "deployment__warm_hours", "deployment__last_used_at",
-            "deployment__loads", "deployment__busy_seconds",
+            "plan", "revision", "left_at", "gives_way_to", "created_at", "ready_at",
+            "last_used_at", "silent_since", "ended_at", "job__state", "job__pool",
+            "job__requested_host", "job__host", "job__deleted_at", "job__shared_bytes",
+            "job__current_attempt__host", "job__current_attempt__created_at",
+            "deployment__team", "deployment__name", "deployment__is_kept_awake",
+            "deployment__warm_hours", "deployment__last_used_at", "deployment__loads",
+            "deployment__busy_seconds",
         )  # fmt: skip
 
 
@@ -116,8 +118,7 @@ class Replica(UlidModel):
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="replica")
     plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="replicas")
     revision = models.PositiveIntegerField(default=0)  # of the deployment, that it runs
-    is_leaving = models.BooleanField(default=False)  # gets no new requests, and is stopped
-    left_at = models.DateTimeField(null=True, blank=True)  # since when
+    left_at = models.DateTimeField(null=True, blank=True)  # no new requests from then on
     gives_way_to = models.ForeignKey(  # it leaves so that this one gets its devices
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -125,6 +126,7 @@ class Replica(UlidModel):
     ready_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
     costed_until = models.DateTimeField(null=True, blank=True)  # webapp.deployments.costs
+    silent_since = models.DateTimeField(null=True, blank=True)  # its host has no endpoint there
     ended_at = models.DateTimeField(null=True, blank=True)
 
     objects = ReplicaQuerySet.as_manager()
@@ -137,6 +139,11 @@ class Replica(UlidModel):
 
     def __str__(self) -> str:
         return f"replica of {self.deployment_id}"
+
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether it gets no new requests, and is stopped."""
+        return self.left_at is not None
 
     @property
     def given_at(self) -> datetime | None:

@@ -33,7 +33,7 @@ from webapp.deployments.turns import (
     starts_without,
     turn_of,
 )
-from webapp.jobs.endpoints import hashes_of, new_key
+from webapp.jobs.endpoints import endpoint_of, hashes_of, new_key
 from webapp.jobs.gangs import pool_lock
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
@@ -470,7 +470,7 @@ def rest_after(failures: int) -> timedelta:
 
 def live_replicas(deployment: Deployment) -> list[Replica]:
     """Return the replicas that take requests now or once they are loaded, the newest first."""
-    rows = Replica.objects.filter(deployment=deployment, ended_at=None, is_leaving=False)
+    rows = Replica.objects.filter(deployment=deployment, ended_at=None, left_at=None)
     return list(rows.select_related("job__current_attempt", "deployment"))
 
 
@@ -694,14 +694,17 @@ def _settle(deployment: Deployment, replica: Replica) -> None:
         elif was_wanted and not replica.is_ready:
             _failed(deployment, "Its job was stopped before the model was loaded.")
         return
-    if not replica.is_ready and is_ready(job):
-        replica.ready_at = now()
+    was_ready = replica.is_ready
+    mark_ready([replica])
+    if replica.is_ready and not was_ready:
+        endpoint = endpoint_of(job)
         with transaction.atomic():
             replica.save(update_fields=["ready_at"])
             row = Deployment.objects.select_for_update().get(pk=deployment.pk)
             Deployment.objects.filter(pk=deployment.pk).update(
                 problem="", failures=0, failed_at=None, asked_at=None,
                 loads=[*row.loads, replica.load_seconds][-LOADS:],
+                has_chat_template=endpoint.has_chat_template if endpoint else None,
             )  # fmt: skip
         deployment.asked_at = None
     if replica.is_leaving and _has_left(replica, now()):
@@ -715,11 +718,18 @@ def _has_left(replica: Replica, instant: datetime) -> bool:
     return instant >= left_at + (MOST_DRAIN if is_used else LEAVING)
 
 
-def is_ready(job: Job) -> bool:
-    """Return whether a job serves requests: its endpoint has answered on its host."""
-    if job.state != JobState.RUNNING or job.current_attempt_id is None:
-        return False
-    return AttemptEvent.objects.filter(attempt=job.current_attempt_id, kind="endpoint").exists()
+def mark_ready(replicas: Iterable[Replica]) -> None:
+    """Set ``ready_at`` of replicas whose endpoint has answered on its host since."""
+    waiting = {
+        each.job.current_attempt_id: each
+        for each in replicas
+        if not each.is_ready and each.job.state == JobState.RUNNING
+    }
+    if not waiting:
+        return
+    events = AttemptEvent.objects.filter(attempt__in=list(waiting), kind="endpoint")
+    for attempt_id in set(events.values_list("attempt_id", flat=True)):
+        waiting[attempt_id].ready_at = now()
 
 
 def _stop(replicas: Iterable[Replica], by: str) -> None:
@@ -735,7 +745,7 @@ def _stop(replicas: Iterable[Replica], by: str) -> None:
 
 def _leave(replicas: Iterable[Replica], instant: datetime) -> None:
     keys = [each.pk for each in replicas]
-    Replica.objects.filter(pk__in=keys, left_at=None).update(is_leaving=True, left_at=instant)
+    Replica.objects.filter(pk__in=keys, left_at=None).update(left_at=instant)
 
 
 # Take turns on a device
@@ -754,7 +764,7 @@ def _take_turn(waiter: Replica, queue: Queue) -> None:
     busy = turn_of(leaver).total_seconds() if has_requests(leaver, instant) else None
     with transaction.atomic():
         rows = Replica.objects.filter(pk=leaver.pk, left_at=None)
-        if rows.update(is_leaving=True, left_at=instant, gives_way_to=waiter):
+        if rows.update(left_at=instant, gives_way_to=waiter):
             Deployment.objects.filter(pk=leaver.deployment_id).update(busy_seconds=busy)
             leaver.gives_way_to = waiter
             event_record(
@@ -771,7 +781,7 @@ def _gives_way(deployment: Deployment) -> bool:
     return Replica.objects.filter(
         Q(ended_at=None) | Q(ended_at__gt=now() - HOLD),
         deployment=deployment,
-        gives_way_to__is_leaving=False,
+        gives_way_to__left_at=None,
         gives_way_to__ended_at=None,
         gives_way_to__job__state=JobState.QUEUED,
     ).exists()

@@ -11,9 +11,9 @@ from django.db import models
 
 from webapp.core.clock import now
 from webapp.deployments.models import Deployment, Replica
-from webapp.deployments.services import next_try_at
+from webapp.deployments.services import mark_ready, next_try_at
 from webapp.deployments.turns import TURN, has_requests, is_going, turn_of
-from webapp.jobs.models import AttemptEvent, JobState
+from webapp.jobs.models import JobState
 
 # Of a short turn, as measured where requests of all models wait: used within a second or two, idle
 # for IDLE_TURN, seen by the ticker; then stopped, with its exit reported.
@@ -29,6 +29,7 @@ class DeploymentState(models.TextChoices):
     ASLEEP = "asleep", "Asleep"
     LOADING = "loading", "Loading"
     READY = "ready", "Ready"
+    SILENT = "silent", "Not answering"
     FAILING = "failing", "Failing"
     PAUSED = "paused", "Paused"
 
@@ -60,10 +61,17 @@ class DeploymentView:
         return next(waiting, None)
 
     @property
+    def silent_since(self) -> datetime | None:
+        """Return since when no replica takes requests; None while one does, as far as is known."""
+        found = [each.silent_since for each in self.serving]
+        silent = [each for each in found if each is not None]
+        return max(silent) if silent and len(silent) == len(found) else None
+
+    @property
     def state(self) -> DeploymentState:
         """Return the state, by what a request would meet."""
         if self.serving:
-            return DeploymentState.READY
+            return DeploymentState.SILENT if self.silent_since else DeploymentState.READY
         if self.deployment.is_paused:
             return DeploymentState.PAUSED
         if self.coming or (self.deployment.asked_at and not self.deployment.problem):
@@ -211,17 +219,3 @@ def seconds_since(instant: datetime | None) -> float:
 def view_of(deployment: Deployment) -> DeploymentView:
     """Return a deployment with its replicas and loads."""
     return views_of([deployment])[0]
-
-
-def mark_ready(replicas: Iterable[Replica]) -> None:
-    """Set ``ready_at`` of replicas whose endpoint has answered since the ticker's last round."""
-    waiting = {
-        each.job.current_attempt_id: each
-        for each in replicas
-        if not each.is_ready and each.job.state == JobState.RUNNING
-    }
-    if not waiting:
-        return
-    events = AttemptEvent.objects.filter(attempt__in=list(waiting), kind="endpoint")
-    for attempt_id in set(events.values_list("attempt_id", flat=True)):
-        waiting[attempt_id].ready_at = now()

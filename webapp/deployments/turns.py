@@ -72,7 +72,8 @@ class Queue:
     def left(self, replica: Replica) -> None:
         """Note that a replica leaves from now on."""
         for each in self.replicas:
-            each.is_leaving = each.is_leaving or each.pk == replica.pk
+            if each.pk == replica.pk:
+                each.left_at = each.left_at or now()
 
 
 def next_to_leave(waiter: Replica, queue: Queue) -> Replica | None:

@@ -53,6 +53,7 @@ MOST_REPEATS = 1  # of a request that may have reached an engine: it may be what
 MOST_ANSWER_BYTES = 64 * 1024**2  # of an answer that is no stream
 NOT_SENT = frozenset({protocol.NO_ENDPOINT, protocol.REFUSED, protocol.BUSY})
 FALL_BACK = frozenset({429, 500, 502, 503, 504})  # full, failed or not to be loaded
+SILENT = frozenset({protocol.NO_ENDPOINT, protocol.REFUSED})  # nothing listens on the host
 CLIENT_GONE = 499  # nginx's number: the client left before the head of its answer
 PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
 KEPT_HEADERS = frozenset(  # of an endpoint's answer: it is served from the site's own origin
@@ -368,6 +369,8 @@ class Gateway:
                         asked.body_for(route),
                     )
             except TunnelError as error:
+                if error.code in SILENT:
+                    self.routes.meet(target.replica_id, is_silent=True)
                 failed.add(target.attempt_id)
                 num_repeats += error.code not in NOT_SENT
                 if num_repeats > MOST_REPEATS:
@@ -375,6 +378,7 @@ class Gateway:
                     again = {"retry-after": "1"}
                     raise Refusal(502, words, "unreachable", again) from None
                 continue
+            self.routes.meet(target.replica_id, is_silent=False)
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
                 return Opened(response, target, route)
             await response.close()  # it is ending or loading: another one, or itself again
@@ -500,6 +504,8 @@ def model_cards(route: Route) -> list[dict[str, Any]]:
         card["seconds_to_go"] = round(route.seconds_to_go, 1)
     if route.problem:
         card["problem"] = route.problem
+    if route.has_chat_template is not None:
+        card["has_chat_template"] = route.has_chat_template
     names = [*route.aliases, *(f"{route.name}/{each}" for each in route.adapters)]
     return [card, *({**card, "id": name, "parent": route.name} for name in names)]
 

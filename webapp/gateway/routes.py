@@ -21,6 +21,8 @@ from typing import NamedTuple
 import structlog
 from django.db import DatabaseError, close_old_connections
 
+from django.db.models.functions import Coalesce
+
 from runners.shared.timing import scale_duration
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
@@ -74,6 +76,7 @@ class Route:
     aliases: tuple[str, ...] = ()
     is_scaled: bool = False  # replicas are added by its requests
     fallbacks: tuple[str, ...] = ()  # names of deployments that answer when it cannot
+    has_chat_template: bool | None = None  # None: it was never loaded, or its host does not say
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
         "failures", "loads", "created_at", "max_replicas", "fallbacks",
+        "failures", "loads", "created_at", "max_replicas",
+        "has_chat_template",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
     replicas = list(Replica.objects.live())
@@ -218,6 +223,7 @@ def _route(view: DeploymentView, specs: Mapping[str, Served]) -> Route:
         tuple(row.aliases),
         row.max_replicas > 1,
         tuple(row.fallbacks),
+        row.has_chat_template,
     )
 
 
@@ -249,6 +255,7 @@ class Routes:
         self._wakers = ThreadPoolExecutor(4, "wakes")  # a plan or the Hub may be slow
         self._open: Counter[str] = Counter()  # requests, by replica
         self._ended: set[str] = set()  # replicas of which one ended since the last report
+        self._silent: set[str] = set()  # replicas that took no connection when they last should
         self._id = secrets.token_hex(16)
         self._load_of: Counter[str] = Counter()  # requests, also held ones, by deployment
         self._reported: set[str] = set()  # deployments with requests at the last report
@@ -327,6 +334,14 @@ class Routes:
                 self._open += Counter()  # without the zeros
                 self._ended.add(replica_id)
 
+    def meet(self, replica_id: str, *, is_silent: bool) -> None:
+        """Note whether a replica took a request; it is stored with the next report."""
+        with self._lock:
+            if is_silent:
+                self._silent.add(replica_id)
+            else:
+                self._silent.discard(replica_id)
+
     @contextmanager
     def count(self, route: Route) -> Iterator[None]:
         """Count a request for a deployment, answered or held, while the block runs."""
@@ -345,15 +360,24 @@ class Routes:
         """Store when replicas were used, and how many requests there are for each deployment."""
         with self._lock:
             used = self._ended | set(self._open)
-            load = +self._load_of
+            silent, load = used & self._silent, +self._load_of
             gone, self._load_of = self._reported - load.keys(), load.copy()
         if load or gone:
             self._report_load(load, gone)
         if used:
-            Replica.objects.filter(pk__in=used).update(last_used_at=now())
+            rows = Replica.objects.filter(pk__in=used)
+            rows.exclude(pk__in=silent).update(last_used_at=now(), silent_since=None)
+            rows.filter(pk__in=silent).update(
+                last_used_at=now(), silent_since=Coalesce("silent_since", now())
+            )
             Deployment.objects.filter(replicas__in=used).update(last_used_at=now())
         with self._lock:
             self._ended -= used
+            self._silent &= {
+                target.replica_id
+                for route in self.snapshot.routes.values()
+                for target in route.targets
+            }
 
     def _report_load(self, load: Mapping[str, int], gone: Collection[str]) -> None:
         known = Deployment.objects.filter(pk__in=load).values_list("pk", flat=True)

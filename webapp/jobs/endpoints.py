@@ -30,6 +30,7 @@ class Endpoint(NamedTuple):
     model: str
     has_keys: bool
     is_local: bool
+    has_chat_template: bool | None = None  # None: its host does not say
 
     @property
     def url(self) -> str:
@@ -54,7 +55,9 @@ def endpoint_of(job: Job) -> Endpoint | None:
     except ValidationError:
         return None
     is_local = body.host == LOOPBACK and is_this_machine(attempt.host)
-    return Endpoint(body.host, body.port, body.model, body.has_keys, is_local)
+    return Endpoint(
+        body.host, body.port, body.model, body.has_keys, is_local, body.has_chat_template
+    )
 
 
 def planned_command(job: Job) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from runners.client.replies.base import Open, PageReply, Reply
 
-DeploymentStateWord = Open[Literal["asleep", "loading", "ready", "failing", "paused"]]
+DeploymentStateWord = Open[Literal["asleep", "loading", "ready", "silent", "failing", "paused"]]
 
 
 class ReplicaReply(Reply):
@@ -20,6 +20,10 @@ class ReplicaReply(Reply):
     is_leaving: Annotated[bool, Field(description="It gets no new requests, and is stopped")]
     created_at: datetime
     ready_at: datetime | None
+    silent_since: Annotated[
+        datetime | None,
+        Field(description="A gateway found that nothing listens there; null: it answers"),
+    ]
 
 
 class DeploymentReply(Reply):

@@ -331,6 +331,10 @@ class ForwardingModel(Protocol):
         """Return the engine."""
 
     @property
+    def template(self) -> str:
+        """Return the text of the model's chat template; "" without one."""
+
+    @property
     def calls_refusal(self) -> str:
         """Return why a call that the model may choose is not read; "": it is."""
 

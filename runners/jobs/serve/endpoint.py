@@ -280,12 +280,14 @@ class Endpoint:
             raise RuntimeError(f"the endpoint does not answer its own health check: {status!r}")
         self._is_announced = True
         has_keys = bool(self.spec.key_hashes)
+        loaded = self.service.loaded
         body = EndpointBody(
             host=host,
             port=port,
             model=self.spec.served_name,
             has_keys=has_keys,
             command=self.backend.command_line()[:MAX_COMMAND_CHARACTERS],
+            has_chat_template=bool(loaded.template) if loaded is not None else None,
         )
         self.job.emitter.endpoint(body)
         self.job.emitter.phase(SERVING)

@@ -71,10 +71,10 @@ def begin(replica: Replica) -> Attempt:
     return attempt
 
 
-def answer(replica: Replica) -> None:
+def answer(replica: Replica, **said) -> None:
     """Let the replica's job start on its host and its endpoint answer there."""
     attempt = begin(replica)
-    batch = batch_of(attempt, ("endpoint", ENDPOINT), first=2)
+    batch = batch_of(attempt, ("endpoint", ENDPOINT | said), first=2)
     events_accept(host=attempt.host, batch=batch)
     advance_all()
 
@@ -301,6 +301,12 @@ def test_the_pages_deploy_a_plan_show_it_and_make_a_key_that_is_shown_once(plan,
     client.post(f"/deployments/{row.pk}/wake/")
     assert state(row) == "loading"
     changed = {"plan": row.plan_id, "idle_minutes": "", "is_kept_awake": "on"}
+    refused = client.post(f"/deployments/{row.pk}/change/", changed | {"warm_hours": "ever"})
+    page = refused.content.decode()
+    assert 'id="id_warm_hours_error">The hours to keep it awake cannot be read' in page
+    assert "data-live-topics" not in page  # it has no address to be loaded again from
+    refused = client.post("/deployments/keys/make/", {"name": "a", "hold_seconds": "1e5"})
+    assert "It must be at least 0 and at most 1,800." in refused.content.decode()
     client.post(f"/deployments/{row.pk}/change/", changed)
     row.refresh_from_db()
     assert (row.idle_seconds, row.is_kept_awake) == (None, True)
@@ -330,7 +336,7 @@ class Turn:
         def ago(seconds: float):
             return now() - timedelta(seconds=seconds)
 
-        Replica.objects.update(is_leaving=False, left_at=None, gives_way_to=None)
+        Replica.objects.update(left_at=None, gives_way_to=None)
         Replica.objects.filter(pk=holder.pk).update(ready_at=ago(self.ready))
         Replica.objects.filter(pk=waiter.pk).update(created_at=ago(self.waited), **self.queued)
         Attempt.objects.filter(job=holder.job).update(created_at=ago(self.ready + self.loaded_in))
@@ -357,7 +363,7 @@ TURNS = {
     "asked for by being kept awake": (
         Turn(waits={"asked_at": None, "is_kept_awake": True}), True,
     ),
-    "what waits leaves itself": (Turn(queued={"is_leaving": True}), False),
+    "what waits leaves itself": (Turn(queued={"left_at": now()}), False),
 }  # fmt: skip
 
 
@@ -393,7 +399,7 @@ def test_of_those_that_share_a_device_as_many_leave_as_make_room(team, alice, pl
     Job.objects.filter(pk=waiter.job_id).update(shared_bytes=total // 2)
     for _ in range(4):
         advance_all()
-    leaving = Replica.objects.filter(is_leaving=True)
+    leaving = Replica.objects.filter(left_at__isnull=False)
     assert {each.deployment.name for each in leaving} == {"d1", "d2"}  # the least recently used
 
 
@@ -419,18 +425,20 @@ def test_of_several_the_least_recently_used_leaves_and_one_for_each_that_waits(
     waiter = deployment_wake(rows[3])
     Job.objects.filter(pk=waiter.job_id).update(requested_host=other_host)
     advance_all()
-    assert not Replica.objects.filter(is_leaving=True).exists()  # it could not run there
+    assert not Replica.objects.filter(left_at__isnull=False).exists()  # it could not run there
     Job.objects.filter(pk=waiter.job_id).update(requested_host=host)
     for _ in range(3):
         advance_all()
-    assert [each.deployment.name for each in Replica.objects.filter(is_leaving=True)] == ["d0"]
+    assert [each.deployment.name for each in Replica.objects.filter(left_at__isnull=False)] == [
+        "d0"
+    ]
     assert (
         "gives way to d3" in client_of(alice).get(f"/deployments/{rows[0].pk}/").content.decode()
     )
     deployment_wake(rows[4])
     for _ in range(3):
         advance_all()
-    leaving = Replica.objects.filter(is_leaving=True).order_by("pk")
+    leaving = Replica.objects.filter(left_at__isnull=False).order_by("pk")
     assert [each.deployment.name for each in leaving] == ["d0", "d2"]
     told = Event.objects.filter(kind="deployment.gave_way").values_list("subject", "detail")
     assert list(told) == [(rows[0].pk, {"to": "d3"}), (rows[2].pk, {"to": "d4"})]
@@ -500,7 +508,7 @@ def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(
     Deployment.objects.update(busy_seconds=30.0)
     assert forecasts()[2] == near(20 + LEAVE_SECONDS + 10 + 30 + LEAVE_SECONDS + 10)
     Deployment.objects.update(busy_seconds=None)
-    Replica.objects.filter(pk=first.pk).update(is_leaving=True, left_at=now())
+    Replica.objects.filter(pk=first.pk).update(left_at=now())
     Deployment.objects.filter(pk=small.pk).update(asked_at=now())
     again = LEAVE_SECONDS + 2 * (turn + 10) + 10  # behind both
     assert forecasts() == [near(again), near(LEAVE_SECONDS + 10), near(again - 10 - turn)]

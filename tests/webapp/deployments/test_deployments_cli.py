@@ -7,6 +7,7 @@ import yaml
 
 from runners.jobspec.serve import key_hash
 from tests.webapp.api.test_cli import logged_in, own_folders, run  # noqa: F401 (fixtures)
+from tests.webapp.deployments.test_deployments import answer
 from tests.webapp.plans.conftest import trained  # noqa: F401
 from webapp.core.clock import now
 from webapp.deployments.models import Deployment, ServingKey, Usage
@@ -44,6 +45,10 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     Deployment.objects.get(name="tiny").delete()
     assert "loading" in run("deployments", "wake", "small")[1]
     assert json.loads(run("deployments", "get", row.pk, "-o", "json")[1])["replicas"]
+    answer(row.replicas.get())
+    assert "ready" in run("deployments", "get", "small")[1]
+    row.replicas.update(silent_since=now())
+    assert "not answering since" in run("deployments", "get", "small")[1]
     assert run("deployments", "sleep", "small", "--yes")[0] == 0
     key = run("keys", "add", "laptop", "--model", "small")[1].strip()
     made = ServingKey.objects.get()

@@ -4,10 +4,12 @@ import pytest
 
 from runners.jobspec.serve import key_hash
 from tests.webapp.conftest import client_of
-from tests.webapp.deployments.test_deployments import plan, small  # noqa: F401
+from tests.webapp.deployments.test_deployments import answer, make, plan, small  # noqa: F401
 from tests.webapp.plans.conftest import demo_plan, serve_plan, trained  # noqa: F401
 from webapp.deployments.keys import KeyOptions, key_make, key_revoke
 from webapp.deployments.models import ServingKey
+from webapp.deployments.services import deployment_wake
+from webapp.gateway.application import model_cards
 from webapp.gateway.routes import load_snapshot
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -31,3 +33,13 @@ def test_a_persons_key_is_told_again_while_it_is_valid_and_is_in_no_page(
     new = client_of(alice).post(f"{url}key/").content.decode()
     assert new != told
     assert client_of(alice).get(f"{url}key/").status_code == 405
+
+
+def test_the_page_knows_whether_a_loaded_model_has_a_chat_template(team, alice, plan):  # noqa: F811
+    for name, said, kept in (("plain", False, "no"), ("chats", True, "yes"), ("old", None, "")):
+        row = make(team, alice, plan, name=name)
+        answer(deployment_wake(row), has_chat_template=said)
+        page = client_of(alice).get(f"/deployments/{row.pk}/playground/").content.decode()
+        assert f'data-chat-template="{kept}"' in page
+        (card,) = model_cards(load_snapshot({}).routes[team.pk, name])
+        assert card.get("has_chat_template") is said

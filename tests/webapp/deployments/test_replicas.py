@@ -29,7 +29,7 @@ MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
 
 
 def live(row: Deployment) -> list[Replica]:
-    rows = Replica.objects.filter(deployment=row, ended_at=None, is_leaving=False)
+    rows = Replica.objects.filter(deployment=row, ended_at=None, left_at=None)
     return list(rows.select_related("job"))
 
 
@@ -136,9 +136,7 @@ def test_what_was_given_away_is_not_asked_back(team, alice, plan):  # noqa: F811
     answer(live(row)[0])
     waiter = deployment_wake(other)
     Job.objects.filter(pk=waiter.job_id).update(state=JobState.QUEUED)
-    Replica.objects.filter(pk=live(row)[1].pk).update(
-        is_leaving=True, left_at=now(), gives_way_to=waiter
-    )
+    Replica.objects.filter(pk=live(row)[1].pk).update(left_at=now(), gives_way_to=waiter)
     services.deployment_advance(row)
     assert len(live(row)) == 1
     Job.objects.filter(pk=waiter.job_id).update(state=JobState.RUNNING)

@@ -17,7 +17,7 @@ from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
-from webapp.deployments.states import DeploymentState
+from webapp.deployments.states import DeploymentState, view_of
 from webapp.gateway import application, limits, routes
 from webapp.gateway import journal as journal_module
 from webapp.gateway.application import Gateway
@@ -25,6 +25,7 @@ from webapp.gateway.journal import Answer, Journal, count_file, count_left, read
 from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target, load_snapshot
 from webapp.gateway.tunnels import TunnelError
 from webapp.gateway.usage import UsageComments
+from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 
 SECRET = "sk-slipway-x"
@@ -245,6 +246,12 @@ async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_
     client = Client(tmp_path, Host(lost, ending, Response(b"yes")), ROUTE)
     assert (await client.send()).body == b"yes"
     assert (len(client.host.asked), ending.is_closed, len(client.counted)) == (3, True, 1)
+    refused = TunnelError("refused", "Nothing listens.")
+    client = Client(tmp_path, Host(refused, Response(b"yes")), ROUTE)
+    seen = []
+    client.routes.meet = lambda replica_id, is_silent: seen.append((replica_id, is_silent))
+    assert (await client.send()).body == b"yes"
+    assert seen == [("r1", True), ("r1", False)]
     client = Client(tmp_path, Host(lost), ROUTE)
     await client.send()
     assert (client.status, client.error["code"]) == (502, "unreachable")
@@ -322,6 +329,38 @@ def test_use_is_stored_as_long_as_it_lasts(team, alice, host):
         assert reported()
     assert reported()  # one ended since
     assert not reported()
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_replica_that_takes_no_connection_is_known_until_it_answers(team, alice, host):
+    plan = Plan.objects.create(team=team, owner=alice)
+    row = Deployment.objects.create(team=team, owner=alice, name="a", plan=plan)
+    job = make_job(team, alice, host)
+    attempt = job.attempts.create(host=host, number=1, fence=1)
+    Job.objects.filter(pk=job.pk).update(state="running", current_attempt=attempt)
+    replica = Replica.objects.create(
+        deployment=row, job=job, plan=plan, created_at=now(), ready_at=now()
+    )
+    ready = replace(ROUTE, targets=(TARGET._replace(replica_id=replica.pk),))
+    found, since = Fixed(ready), []
+
+    def state_after(*, is_silent: bool) -> str:
+        with found.use(replica.pk):
+            found.meet(replica.pk, is_silent=is_silent)
+        found.report()
+        since.append(view_of(row).silent_since)
+        return view_of(row).state
+
+    assert [state_after(is_silent=each) for each in (False, True, True)] == [
+        "ready", "silent", "silent"
+    ]  # fmt: skip
+    assert since[0] is None
+    assert since[1] == since[2]
+    other_gateway = Fixed(ready)
+    with other_gateway.use(replica.pk):
+        other_gateway.meet(replica.pk, is_silent=False)
+    other_gateway.report()
+    assert view_of(row).state == "ready"
 
 
 @pytest.mark.asyncio

@@ -139,6 +139,7 @@ LOOKS = {
     # deployments
     "asleep": StateStyle("", "square", "Asleep"),
     "loading": StateStyle("live", "turn", "Loading"),
+    "silent": StateStyle("warn", "triangle", "Not answering"),
     "failing": StateStyle("bad", "cross", "Failing"),
     "paused": StateStyle("warn", "square", "Paused"),
     # targets of a plan

@@ -248,7 +248,8 @@ class RelayBackend:
         writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
         called = partial(engine_adapter.served_name, spec)
         calls = calls_of(spec, placed)
-        return RelayServingModel(writer, figures, spec.engine, called, calls.refusal)
+        template = template_text(placed.model)
+        return RelayServingModel(writer, figures, spec.engine, called, calls.refusal, template)
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
         engine_adapter, options = self._engine_adapter, spec.engine_options

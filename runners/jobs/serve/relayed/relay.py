@@ -456,8 +456,10 @@ class RelayServingModel:
         engine_name: EngineName,
         called: Callable[[str], str],
         calls_refusal: str = "",
+        template: str = "",
     ) -> None:
         self.engine = engine
+        self.template = template
         self.figures = figures
         self.served_name = called  # maps the name in a request to the engine's name
         self._engine_name = engine_name
