@@ -107,7 +107,7 @@ def follow(client: "Slipway", tuning: "TuningReply", output: str = "table") -> N
         while True:
             for each in tuning.candidates:
                 if output == "table":
-                    _say(each, said, tuning.unit)
+                    _report_candidate(each, said, tuning.unit)
             if tuning.state != "running":
                 break
             time.sleep(POLL_SECONDS)
@@ -131,7 +131,7 @@ def follow(client: "Slipway", tuning: "TuningReply", output: str = "table") -> N
         typer.echo(f"Version with the best strategy: {tuning.result}")
 
 
-def _say(candidate: "CandidateReply", said: dict[int, str], unit: str) -> None:
+def _report_candidate(candidate: "CandidateReply", said: dict[int, str], unit: str) -> None:
     state = f"{candidate.state} {candidate.num_measured}"
     if candidate.state == "untried" or state == said.get(candidate.number):
         return

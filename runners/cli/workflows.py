@@ -124,7 +124,7 @@ def follow(client: "Slipway", workflow: "WorkflowReply") -> None:
     try:
         while True:
             for step in workflow.steps:
-                _say(step, said, len(workflow.steps))
+                _report_step(step, said, len(workflow.steps))
             if workflow.state != "running" or _is_served(workflow.steps[-1]):
                 break
             time.sleep(POLL_SECONDS)
@@ -146,7 +146,7 @@ def follow(client: "Slipway", workflow: "WorkflowReply") -> None:
         )
 
 
-def _say(step: "StepReply", said: dict[tuple[int, int], str], count: int) -> None:
+def _report_step(step: "StepReply", said: dict[tuple[int, int], str], count: int) -> None:
     state = step.job_state or step.state
     place = (step.position, step.variant)
     if state in {"waiting", said.get(place, "")}:

@@ -130,7 +130,8 @@ def deployment_list(request: HttpRequest) -> HttpResponse:
         "views": views_of(list(page.object_list)),
         "gateway_url": gateway_url(request),
     }
-    context |= live_context(request, ["jobs"])
+    if context["views"]:
+        context |= live_context(request, ["jobs"])
     return page_or_regions(request, "deployments/list.html", "deployments/_list.html", context)
 
 

@@ -83,7 +83,8 @@ def tuning_list(request: HttpRequest) -> HttpResponse:
     rows = Tuning.objects.select_related("owner", "host")
     page = page_by_key(keys, rows, page_number(request), PAGE_SIZE)
     context: dict[str, Any] = {"page": page, "views": views_of(list(page.object_list))}
-    context |= live_context(request, ["jobs"])
+    if context["views"]:
+        context |= live_context(request, ["jobs"])
     return page_or_regions(request, "tunings/list.html", "tunings/_list.html", context)
 
 

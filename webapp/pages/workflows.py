@@ -40,7 +40,8 @@ def workflow_list(request: HttpRequest) -> HttpResponse:
     rows = Workflow.objects.select_related("owner")
     page = page_by_key(keys, rows, page_number(request), PAGE_SIZE)
     context: dict[str, Any] = {"page": page, "views": views_of(list(page.object_list))}
-    context |= live_context(request, ["jobs"])
+    if context["views"]:
+        context |= live_context(request, ["jobs"])
     return page_or_regions(request, "workflows/list.html", "workflows/_list.html", context)
 
 

@@ -24,7 +24,7 @@ STATE_WORDS = {
     "waiting": "Waiting",
 }
 # States whose chip has the look of another one's.
-LOOKS = {
+CHIPS = {
     "untried": "incomplete",
     "measured": "succeeded",
     "behind": "stopped",
@@ -68,9 +68,9 @@ class CandidateRow:
         return STATE_WORDS[self.state]
 
     @property
-    def look(self) -> str:
+    def chip(self) -> str:
         """Return the state whose chip is shown for it."""
-        return LOOKS.get(self.state, self.state)
+        return CHIPS.get(self.state, self.state)
 
     @property
     def half_width(self) -> str:

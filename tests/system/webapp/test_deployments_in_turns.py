@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections import Counter
-from statistics import median
 
 import httpx
 import pytest
@@ -44,16 +43,16 @@ class Watch:
                 self.forecasts.append((forecast, time.monotonic() - since))
 
 
-def test_four_deployments_answer_every_request_on_one_device(site, capsys):
-    waits, watch = asyncio.run(asked(deployed_of(site, *KINDS)[0]))
-    with capsys.disabled():
-        show(waits, watch)
+def test_four_deployments_answer_every_request_on_one_device(site):
+    waits, watch = asyncio.run(send_requests(deployed_of(site, *KINDS)[0]))
+    assert len(waits) == REQUESTS
+    assert len(watch.loads) == len(KINDS)
 
 
-def test_two_that_always_have_requests_change_after_their_turns(site, capsys):
+def test_two_that_always_have_requests_change_after_their_turns(site):
     waits, watch = asyncio.run(hammered(deployed_of(site, *KINDS[:2])))
-    with capsys.disabled():
-        show(waits, watch)
+    assert max(waits) < HOLD_SECONDS
+    assert watch.forecasts  # from the second load on
 
 
 def deployed_of(site, *kinds: str) -> list[Deployed]:
@@ -63,17 +62,7 @@ def deployed_of(site, *kinds: str) -> list[Deployed]:
     ]
 
 
-def show(waits: list[float], watch: Watch) -> None:
-    ratios = sorted(took / said for said, took in watch.forecasts)
-    print(  # noqa: T201 -- the figures that the run is for
-        f"\n{len(waits)} answers, {sum(watch.loads.values())} loads {dict(watch.loads)}, "
-        f"longest wait {max(waits):.1f} s, median {median(waits):.1f} s; forecasts (said, took): "
-        f"{[(round(said, 1), round(took, 1)) for said, took in watch.forecasts]}, "
-        f"took/said {[round(each, 2) for each in ratios]}"
-    )
-
-
-async def asked(deployed: Deployed) -> tuple[list[float], Watch]:
+async def send_requests(deployed: Deployed) -> tuple[list[float], Watch]:
     """Send the requests, each client one after the other; return how long each took."""
     rng = random.Random(7)  # noqa: S311 -- an order, no secret
     names = [KINDS[at % len(KINDS)] for at in range(REQUESTS)]

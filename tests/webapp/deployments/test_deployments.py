@@ -518,14 +518,14 @@ def test_what_serves_or_waits_in_the_queue_costs_the_duty_no_queries_each(team, 
     slots(host, 4)
     rows = [make(team, alice, plan, name=f"d{number}") for number in range(7)]
 
-    def asked(first: int, end: int, *, is_given: bool) -> tuple[int, int]:
+    def queries_of_waking(first: int, end: int, *, is_given: bool) -> tuple[int, int]:
         """Wake some; return the queries of a round of the duty and of a gateway's look."""
         woken = [deployment_wake(row).pk for row in rows[first:end]]
         if is_given:
             allocate_all()
             Job.objects.filter(replica__in=woken).update(state=JobState.RUNNING)
-            Replica.objects.filter(pk__in=woken).update(ready_at=now() + timedelta(seconds=1))
-            Deployment.objects.update(asked_at=None, last_used_at=now() + timedelta(seconds=1))
+            Replica.objects.filter(pk__in=woken).update(ready_at=now() + timedelta(minutes=1))
+            Deployment.objects.update(asked_at=None, last_used_at=now() + timedelta(minutes=1))
         found = []
         for step in (advance_all, lambda: load_snapshot({})):
             step()
@@ -534,9 +534,9 @@ def test_what_serves_or_waits_in_the_queue_costs_the_duty_no_queries_each(team, 
             found.append(len(queries))
         return found[0], found[1]
 
-    one, four = asked(0, 1, is_given=True), asked(1, 4, is_given=True)
+    one, four = queries_of_waking(0, 1, is_given=True), queries_of_waking(1, 4, is_given=True)
     assert one == four
     assert len(load_snapshot({}).routes[team.pk, "d3"].targets) == 1
-    first, more = asked(4, 5, is_given=False), asked(5, 7, is_given=False)
+    first, more = queries_of_waking(4, 5, is_given=False), queries_of_waking(5, 7, is_given=False)
     assert first == more
     assert [view_of(row).state for row in rows] == ["ready"] * 4 + ["loading"] * 3
