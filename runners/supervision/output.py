@@ -407,11 +407,13 @@ def _artefact(body: Body) -> Body:
 
 
 def _endpoint(body: Body) -> Body:
+    template = body.get("has_chat_template")
     return {
         "host": str(_take(body, "host", _is_address, "a numeric address")),
         "port": _take(body, "port", lambda port: port in _PORTS, "a port from 1024 up"),
         "model": str(_take(body, "model", _is_served_name, "the name of a model")),
         "has_keys": body.get("has_keys") is True,
+        **({"has_chat_template": template} if isinstance(template, bool) else {}),
     }
 
 

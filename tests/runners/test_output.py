@@ -230,6 +230,9 @@ ENDPOINT = {"host": "127.0.0.1", "port": 8000, "model": "demo", "has_keys": True
 
 def test_an_endpoint_says_where_it_answers_and_never_at_no_address():
     assert parse_line(line("endpoint", ENDPOINT)) == ("endpoint", ENDPOINT)
+    plain = ENDPOINT | {"has_chat_template": False}
+    assert parse_line(line("endpoint", plain)) == ("endpoint", plain)
+    assert parse_line(line("endpoint", plain | {"has_chat_template": "x"}))[1] == ENDPOINT
     for changes in [
         {"host": "metadata.internal"},
         {"host": "127.0.0.1/admin"},
