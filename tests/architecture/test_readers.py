@@ -211,6 +211,7 @@ OPEN = {
     "Sampling": "a part of models that forbid them",
     "CompressOptions": "a part of models that forbid them",
     "Reply": "what a newer server sends to an older client",
+    "EndpointCard": "a part of what an endpoint says of itself",
     "ProofSummary": "what a host's page shows of the facts of a report",
 }
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -27,15 +27,15 @@ from runners.shared.event_streams import HEARTBEAT_SECONDS
 from webapp.core.clock import now
 from webapp.core.problems import Receive, Scope, Send
 from webapp.deployments.states import DeploymentState
+from webapp.gateway.cards import MODELS, Cards
 from webapp.gateway.exchange import Bodies, ClientGoneError, Exchange
 from webapp.gateway.journal import Journal, OpenAnswer
 from webapp.gateway.limits import Limits
 from webapp.gateway.refusals import Refusal, event_of_body
 from webapp.gateway.routes import Key, Route, Routes, Target
-from webapp.gateway.tunnels import TunnelError, TunnelResponse, Tunnels
+from webapp.gateway.tunnels import HostTunnels, TunnelError, TunnelResponse, Tunnels
 from webapp.gateway.usage import HEADER, UsageComments, used_of
 
-MODELS = "/v1/models"
 HEALTH = "/v1/health"
 MODEL_HEADER = "x-slipway-model"  # name of the deployment that answered
 ANSWERED = (
@@ -93,13 +93,6 @@ class Opened(NamedTuple):
     route: Route
 
 
-class HostTunnels(Protocol):
-    """Where the tunnels of connected hosts are found."""
-
-    def of(self, host_id: str) -> Any:  # noqa: ANN401 -- webapp.gateway.tunnels.Tunnel, or None
-        """Return the tunnel of a host, None while it is not connected."""
-
-
 class Gateway:
     """One gateway: its routes, limits, tunnels and journal; the first request starts it."""
 
@@ -112,6 +105,7 @@ class Gateway:
     ) -> None:
         self.routes = routes or Routes()
         self.tunnels = tunnels or Tunnels()
+        self._cards = Cards(self.tunnels)
         self.journal = Journal(journal_folder)
         self.routes.while_read = self.journal.settling
         self.limits = Limits()
@@ -218,15 +212,14 @@ class Gateway:
         return route
 
     async def _list(self, exchange: Exchange, key: Key) -> None:
-        routes = self.routes.snapshot.routes_of(key)
-        cards = [card for route in routes for card in model_cards(route)]
         name = exchange.path.removeprefix(MODELS).strip("/")
+        routes = [self._route_of(key, name)] if name else self.routes.snapshot.routes_of(key)
+        cards = await self._cards.of(routes)
         if not name:
             await exchange.send_json({"object": "list", "data": cards})
             return
         card = next((each for each in cards if each["id"] == name), None)
         if card is None:
-            self._route_of(key, name)
             raise Refusal(404, f"There is no model {name[:120]!r}.", "model_not_found")
         await exchange.send_json(card)
 
@@ -489,25 +482,6 @@ class Gateway:
             return
         await exchange.begin(response.status, _kept(response))
         await exchange.pass_on(bytes(body))
-
-
-def model_cards(route: Route) -> list[dict[str, Any]]:
-    """Return a deployment and its adapters as ``/v1/models`` lists them."""
-    card: dict[str, Any] = {
-        "id": route.name,
-        "object": "model",
-        "created": int(route.created_at.timestamp()),
-        "owned_by": "slipway",
-        "state": route.state.value,
-    }
-    if route.seconds_to_go is not None:
-        card["seconds_to_go"] = round(route.seconds_to_go, 1)
-    if route.problem:
-        card["problem"] = route.problem
-    if route.has_chat_template is not None:
-        card["has_chat_template"] = route.has_chat_template
-    names = [*route.aliases, *(f"{route.name}/{each}" for each in route.adapters)]
-    return [card, *({**card, "id": name, "parent": route.name} for name in names)]
 
 
 def _check_can_come(route: Route) -> None:

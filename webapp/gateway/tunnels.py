@@ -7,7 +7,7 @@ those of ``runners.shared.tunnel``.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from asgiref.sync import sync_to_async
@@ -50,6 +50,13 @@ class TunnelError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class HostTunnels(Protocol):
+    """Where the tunnels of connected hosts are found."""
+
+    def of(self, host_id: str) -> Any:  # noqa: ANN401 -- a Tunnel, or None
+        """Return the tunnel of a host, None while it is not connected."""
 
 
 class TunnelResponse:

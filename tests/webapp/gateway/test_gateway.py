@@ -18,7 +18,7 @@ from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
 from webapp.deployments.states import DeploymentState, view_of
-from webapp.gateway import application, limits, routes
+from webapp.gateway import application, cards, limits, routes
 from webapp.gateway import journal as journal_module
 from webapp.gateway.application import Gateway
 from webapp.gateway.journal import Answer, Journal, count_file, count_left, read_answer
@@ -202,6 +202,35 @@ async def test_what_cannot_be_passed_on_is_refused_in_the_form_of_its_api(tmp_pa
     listed = json.loads((await client.send("/v1/models", method="GET")).body)["data"]
     assert [each["id"] for each in listed] == ["small", "small/french"]
     assert json.loads((await client.send("/v1/models/small")).body)["state"] == "ready"
+
+
+@pytest.mark.asyncio
+async def test_a_model_is_listed_with_what_its_endpoint_said_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(cards, "SECONDS", 0.05)
+    said = {"max_model_len": 8192, "capabilities": ["chat", "tools"]}
+    told = json.dumps({"data": [{"id": "small", "secret": 1, **said}, {"id": "french"}]}).encode()
+    never = Response(then=asyncio.Event())
+    dark = [TunnelError("lost", "gone"), never, Response(b"{}"), Response(told[:-9]),
+            Response(json.dumps({"data": [{"capabilities": ["x" * 41]}]}).encode())]  # fmt: skip
+    client = Client(tmp_path, Host(*dark, Response(told)), ROUTE)
+
+    async def listed() -> list[dict]:
+        return json.loads((await client.send("/v1/models", method="GET")).body)["data"]
+
+    for _ in dark:
+        assert {"max_model_len", "capabilities"}.isdisjoint((await listed())[0])
+    assert never.is_closed
+    for each in await listed():
+        assert said.items() <= each.items()
+        assert "secret" not in each
+    assert client.host.asked[-1][:3] == ("a1", "GET", "/v1/models")
+    assert client.host.asked[-1][3] == {b"authorization": b"Bearer inner"}
+    client.routes.set(ASLEEP)  # nobody can be asked
+    assert (await listed())[0].items() >= {"state": "asleep", **said}.items()
+    assert len(client.host.asked) == len(dark) + 1
+    client.routes.set(replace(ROUTE, targets=(TARGET._replace(attempt_id="a2"),)))
+    await listed()
+    assert client.host.asked[-1][0] == "a2"
 
 
 @pytest.mark.asyncio
