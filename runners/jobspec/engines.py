@@ -59,6 +59,7 @@ class Engine:
     packages: tuple[str, ...] = ()
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
+    ranks_documents: bool = False  # has /v1/rerank, for models that it pools
     tools_flags: tuple[str, ...] = ()  # switch tool calls on, beside the flag of their parser
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
     takes_underscores: bool = False
@@ -125,6 +126,7 @@ ROWS = (
         takes_underscores=True,
         sets_json_parts=True,
         request_options=_GENERATION,
+        ranks_documents=True,
         tools_flags=("--enable-auto-tool-choice",),
         # https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
         # https://github.com/vllm-project/vllm/issues/21348 (memory).

@@ -40,7 +40,7 @@ HEALTH = "/v1/health"
 MODEL_HEADER = "x-slipway-model"  # name of the deployment that answered
 ANSWERED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    *("/v1/messages/count_tokens", "/v1/embeddings"),
+    *("/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),
 )
 WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After

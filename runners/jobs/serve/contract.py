@@ -345,6 +345,19 @@ class ForwardingModel(Protocol):
             RequestError: a field is invalid; the error names it.
         """
 
+    @property
+    def ranking_refusal(self) -> str:
+        """Return why the model ranks no documents; "": it does."""
+
+    async def rank(self, model: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the engine's ranking of documents by a query.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+            RequestError: the engine rejects the request, or is down.
+        """
+
     async def count_tokens(self, document: dict[str, Any]) -> int:
         """Return the prompt tokens of a conversation in the form of Anthropic's count request.
 

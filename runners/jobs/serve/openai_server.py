@@ -58,6 +58,7 @@ from runners.jobs.serve.openai_requests import (
     retry_after,
     unsupported,
 )
+from runners.jobs.serve.reranking import RERANK, parse_rerank, unranked
 from runners.jobs.serve.tool_calls import call_form
 from runners.jobs.serve.translated import TranslatedAnswer, TranslatedRequest
 from runners.jobspec import ServeSpec
@@ -138,6 +139,8 @@ class ServiceState:
             has_tools = call_form(loaded.template) is not None
         options = ENGINES[self.spec.engine].request_options
         is_held = isinstance(loaded, ForwardingModel) or not loaded.constraint_refusal
+        if isinstance(loaded, ForwardingModel) and not loaded.ranking_refusal:
+            return ["rerank"]
         found = {"chat": True, "completions": True, "logprobs": True, "tools": has_tools}
         found["response_format"] = "response_format" in options and is_held
         found["embeddings"] = isinstance(loaded, EmbeddingModel) and not loaded.embedding_refusal
@@ -198,6 +201,7 @@ class OpenAIServer(Starlette):
                     for path in (COMPLETIONS, CHAT, *TRANSLATED)
                 ),
                 Route(EMBEDDINGS, self._guarded(self._embed), methods=["POST"]),
+                Route(RERANK, self._guarded(self._rerank), methods=["POST"]),
                 Route(COUNT_TOKENS, self._guarded(self._count_tokens), methods=["POST"]),
             ],
             exception_handlers={**refused, ClientDisconnect: _nobody_reads},
@@ -387,6 +391,24 @@ class OpenAIServer(Starlette):
         used = {USAGE_HEADER: TokensUsed(tokens, 0, 0).words} if is_counted else None
         return _json(document, headers=used)
 
+    async def _rerank(self, request: Request) -> Response:
+        check_stated_body(request)
+        ready, engine = self._accepting(), ENGINES[self.service.spec.engine]
+        asked = await self._in_thread(parse_rerank, await self._body(request))
+        if self._adapter_of(asked.model) != NO_ADAPTER:
+            message = f"{asked.model[:120]!r} is an adapter; the model itself ranks documents"
+            raise unsupported("model", message)
+        if not isinstance(ready, ForwardingModel):
+            raise unsupported("model", unranked(engine))
+        if ready.ranking_refusal:
+            raise unsupported("model", ready.ranking_refusal)
+        self.service.touch()
+        ranked = await unless_disconnected(request, ready.rank(asked.model, asked.engine_body))
+        is_counted = request.headers.get(USAGE_HEADER, "").strip() == "1"
+        document = asked.document(ranked)
+        tokens = TokensUsed(document["usage"]["prompt_tokens"])
+        return _json(document, headers={USAGE_HEADER: tokens.words} if is_counted else None)
+
     async def _body(self, request: Request) -> bytes:
         """Return the whole request body.
 
@@ -443,6 +465,8 @@ class OpenAIServer(Starlette):
                 raise asked.renamed(error) from None
             return TranslatedAnswer(asked, chat)
         if isinstance(ready, ForwardingModel):
+            if not ready.ranking_refusal:
+                raise unsupported("model", "the engine ranks documents here, and writes no text")
             parse = partial(ready.forwarded_request, path, is_counted=is_counted)
             forwarded = await self._in_thread(parse, body)
             self._adapter_of(forwarded.model)

@@ -175,6 +175,9 @@ async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(t
     for alias in ("gpt-4o", "openai/gpt-4o"):
         await client.send(document=CHAT | {"model": alias})
         assert json.loads(host.asked[-1][4])["model"] == "tiny"
+    for path in application.ANSWERED:
+        await client.send(path, document=CHAT | {"model": "tiny"})
+        assert (client.status, host.asked[-1][2]) == (200, path)
 
 
 @pytest.mark.asyncio

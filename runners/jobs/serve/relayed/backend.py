@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from runners.jobs.serve.relayed.relay import (
     RelayServingModel,
     prefill_body,
 )
+from runners.jobs.serve.reranking import RERANK, unranked
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 from runners.jobspec.call_parsers import CallParsing, call_parsing
 from runners.jobspec.engine_args import EngineArgsError, check_engine_args
@@ -248,8 +250,15 @@ class RelayBackend:
         writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
         called = partial(engine_adapter.served_name, spec)
         calls = calls_of(spec, placed)
-        template = template_text(placed.model)
-        return RelayServingModel(writer, figures, spec.engine, called, calls.refusal, template)
+        return RelayServingModel(
+            writer,
+            figures,
+            spec.engine,
+            called,
+            calls.refusal,
+            template=template_text(placed.model),
+            ranking_refusal=ranking_refusal(spec.engine, engines.decode[0]),
+        )
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
         engine_adapter, options = self._engine_adapter, spec.engine_options
@@ -315,6 +324,24 @@ def _length(process: ServerProcess) -> int | None:
     response = process.get(MODELS)
     cards = response.json().get("data") if response is not None and response.is_success else None
     return cards[0].get("max_model_len") if cards else None
+
+
+def ranking_refusal(name: EngineName, process: ServerProcess) -> str:
+    """Return why an engine ranks no documents with its model; "": it does.
+
+    vLLM has the address only for a model that it pools, which then writes no text (0.33.0,
+    ``vllm/entrypoints/pooling/factories.py``); a GET is refused there by another status.
+    """
+    engine = ENGINES[name]
+    if not engine.ranks_documents:
+        return unranked(engine)
+    response = process.get(RERANK)
+    if response is None or response.status_code == HTTPStatus.NOT_FOUND:
+        return (
+            f"{engine.title} ranks no documents with this model as it runs; serve one that it "
+            "pools, with engine_args: --runner pooling"
+        )
+    return ""
 
 
 # The endpoint job of an engine with its own OpenAI API.

@@ -36,6 +36,7 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
+from runners.jobs.serve.reranking import RERANK
 from runners.jobspec.engines import EngineName
 from runners.shared.event_streams import TokensUsed, read_events
 
@@ -384,7 +385,7 @@ class RelayEngine(ProcessEngine):
     ) -> None:
         super().__init__(engines, limits)
         self.engines = engines
-        self.open: dict[ProxiedRequest, int] = {}  # number of answers per open request
+        self.open: dict[ProxiedRequest | Ranking, int] = {}  # number of answers per open request
         self.signed_at = 0.0  # time of the last token, or of the first open request
         self._scraper = scraper
         self._is_ending = is_ending
@@ -400,7 +401,7 @@ class RelayEngine(ProcessEngine):
         return self.signed_at if self.open else None
 
     @contextmanager
-    def serving(self, request: "ProxiedRequest") -> Iterator[None]:
+    def serving(self, request: "ProxiedRequest | Ranking") -> Iterator[None]:
         """Hold a place for a request and count how it ends.
 
         Raises:
@@ -456,7 +457,9 @@ class RelayServingModel:
         engine_name: EngineName,
         called: Callable[[str], str],
         calls_refusal: str = "",
+        *,
         template: str = "",
+        ranking_refusal: str,
     ) -> None:
         self.engine = engine
         self.template = template
@@ -464,6 +467,7 @@ class RelayServingModel:
         self.served_name = called  # maps the name in a request to the engine's name
         self._engine_name = engine_name
         self.calls_refusal = calls_refusal
+        self.ranking_refusal = ranking_refusal
 
     def forwarded_request(
         self, path: str, body: bytes, *, is_counted: bool = False
@@ -486,22 +490,71 @@ class RelayServingModel:
         """
         engine = self.engine.engines.decode[0]
         document = document | {"model": self.served_name(document["model"])}
-        timeout = httpx.Timeout(COUNT_SECONDS, connect=CONNECT_SECONDS)
+        counted = await posted(engine, COUNT_TOKENS, document, COUNT_SECONDS)
         try:
-            async with httpx.AsyncClient(
-                timeout=timeout, limits=CONNECTIONS, trust_env=False
-            ) as client:
-                answer = await client.post(
-                    f"{engine.address}{COUNT_TOKENS}", json=document, headers=engine.headers
-                )
-            if not answer.is_success:
-                raise refusal(answer.status_code, answer.content)
-            return int(answer.json()["input_tokens"])
-        except httpx.HTTPError:
-            raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
+            return int(counted["input_tokens"])
         except (ValueError, KeyError, TypeError):
             message = "The engine did not say how many tokens these messages have."
             raise RequestError(500, message, code="engine_error") from None
+
+    async def rank(self, model: str, document: Document) -> Document:
+        """Return the engine's ranking of documents by a query.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+            RequestError: the engine rejects the request, or is down.
+        """
+        engines = self.engine.engines
+        document = document | {"model": self.served_name(model)}
+        with (
+            self.engine.serving(Ranking(self.figures)),
+            engines.least_loaded(engines.decode) as engine,
+        ):
+            return await posted(engine, RERANK, document)
+
+
+class Ranking:
+    """A ranking takes the place of one answer."""
+
+    answers = 1
+
+    def __init__(self, figures: EndpointMetrics) -> None:
+        self._figures = figures
+
+    def count(self, name: str) -> None:
+        """Count it under the named outcome."""
+        self._figures.count(name)
+
+
+async def posted(
+    engine: ServerProcess, path: str, document: Document, seconds: float | None = None
+) -> Document:
+    """Return an engine's whole document.
+
+    Raises:
+        RequestError: the engine rejects the request, is down, or answers with no JSON object.
+    """
+    timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+    try:
+        async with httpx.AsyncClient(
+            timeout=timeout, limits=CONNECTIONS, trust_env=False
+        ) as client:
+            answer = await client.post(
+                f"{engine.address}{path}", json=document, headers=engine.headers
+            )
+    except httpx.HTTPError:
+        raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
+    if not answer.is_success:
+        raise refusal(answer.status_code, answer.content)
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        message = "The engine answered with no JSON object."
+        raise RequestError(500, message, code="engine_error")
+    return found
 
 
 DATA = b"data: "

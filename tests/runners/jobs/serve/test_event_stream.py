@@ -46,13 +46,16 @@ class Forwarding:
     def __init__(self, events) -> None:
         self.engine, self.events = Echo().engine, events
         self.model, self.is_streamed, self.has_ended = "model", True, False
-        self.used, self.calls_refusal = TokensUsed(), ""
+        self.used, self.calls_refusal, self.ranking_refusal = TokensUsed(), "", "it ranks none"
 
     def forwarded_request(self, _path, _body, **_options):
         return self
 
     async def count_tokens(self, document):
         return len(document["messages"])
+
+    async def rank(self, _model, _document):
+        raise AssertionError("it is asked in spite of its refusal")
 
 
 def call(door: Door, *messages: dict, method="POST", path=CHAT, headers=()) -> list[dict]:

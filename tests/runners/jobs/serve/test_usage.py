@@ -119,7 +119,8 @@ def relayed():
         headers={"Authorization": "Bearer engine"},
     )
     engine = RelayEngine(Engines([process]), Limits(4, 4, 64, frozenset()), Mock(), lambda: False)
-    yield Door(RelayServingModel(engine, EndpointMetrics(), "vllm", lambda name: name))
+    figures, why = EndpointMetrics(), "it ranks none"
+    yield Door(RelayServingModel(engine, figures, "vllm", lambda it: it, ranking_refusal=why))
     server.shutdown()
     server.server_close()
 

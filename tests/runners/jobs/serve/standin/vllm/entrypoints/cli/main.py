@@ -131,6 +131,8 @@ class Handler(Answering, BaseHTTPRequestHandler):
             self.say(200, {})
         elif self.path == "/metrics":
             self.say(200, self.engine.page())
+        elif self.path == "/v1/rerank":
+            self.say(405, {"error": "Method Not Allowed"})
         else:
             length = int(self.engine.told.max_model_len)
             self.say(200, {"data": [{"id": "m", "max_model_len": length}]})
@@ -144,7 +146,7 @@ class Handler(Answering, BaseHTTPRequestHandler):
         counts = self.engine.counts
         counts["running"] += 1
         try:
-            self.answer(asked)
+            (self.rank if self.path == "/v1/rerank" else self.answer)(asked)
         except RefusedError as error:
             is_long = "maximum context length" in str(error)
             document = {"message": str(error), "type": "BadRequestError", "param": None}
@@ -174,6 +176,22 @@ class Handler(Answering, BaseHTTPRequestHandler):
             time.sleep(SLOWLY * len(words) if "slowly" in prompt else 0)
             counts["output"] += len(words) * times
             self.say(200, self.whole(asked, prompt, words))
+
+    def rank(self, asked: dict[str, Any]) -> None:
+        """Rank documents by the words that they share with the query, as a reranker would."""
+        query = set(asked["query"].split())
+        if len(query) > 4:
+            raise RefusedError("this model's maximum context length is 4 tokens")
+        ranks = [
+            {"index": at, "relevance_score": len(query & set(each.split())) / len(query),
+             "document": {"text": each, "multi_modal": None}}
+            for at, each in enumerate(asked["documents"])
+        ]  # fmt: skip
+        ranks.sort(key=lambda each: -each["relevance_score"])
+        tokens = sum(len(f"{asked['query']} {each}".split()) for each in asked["documents"])
+        used = {"prompt_tokens": tokens, "total_tokens": tokens}
+        found = ranks[: asked["top_n"] or None]
+        self.say(200, {"id": "score-1", "model": asked["model"], "usage": used, "results": found})
 
     def whole(self, asked: dict[str, Any], prompt: list[str], words: list[str]) -> dict[str, Any]:
         """Return an answer in one piece."""
