@@ -46,6 +46,8 @@ WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
 START_SECONDS = 5.0  # until the first request knows the routes
+NEW_SECONDS = 3.0  # until a key or a deployment that was made just now is known
+MOST_STRANGERS = 64  # requests that wait for that; further ones are refused at once
 MOST_AHEAD = 2  # requests that a replica may have more than the least busy one
 PREFIX_LENGTH = 1024  # of a prompt that says which replica has it in its cache
 MOST_REQUESTS = 4000  # at the same time, of one gateway
@@ -111,7 +113,7 @@ class Gateway:
         self.limits = Limits()
         self._bodies = Bodies()
         self._running: Counter[str] = Counter()  # requests by replica
-        self._num_requests = 0
+        self._num_requests, self._num_strangers = 0, 0
         self._is_started = False
 
     async def start(self) -> None:
@@ -162,7 +164,7 @@ class Gateway:
         if self._num_requests > MOST_REQUESTS:
             words = f"{MOST_REQUESTS} requests are open at this gateway; try again shortly."
             raise Refusal(503, words, "busy", {"retry-after": "1"})
-        key = self._key_of(exchange)
+        key = await self._key_of(exchange)
         if exchange.path == MODELS or exchange.path.startswith(f"{MODELS}/"):
             await self._list(exchange, key)
             return
@@ -173,37 +175,49 @@ class Gateway:
             words = f"{exchange.path} takes POST, not {exchange.method[:20]}."
             raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
         asked = await _read(exchange)
-        route = self._route_of(key, asked.model)
+        route = await self._route_of(key, asked.model)
         pending = self.journal.pending_tokens
         with self.limits.held(key, pending) as headers:
             exchange.answer_headers = dict(headers)
             working = self._forward(exchange, key, route, asked)
             await self._unless_over(exchange, key, working)
 
-    def _key_of(self, exchange: Exchange) -> Key:
-        """Return the key that a request was sent with.
+    async def _key_of(self, exchange: Exchange) -> Key:
+        """Return the key that a request was sent with, also one that was made just now.
 
         Raises:
             Refusal: there is none, or it is not valid.
         """
-        secret = exchange.secret
-        key = self.routes.snapshot.keys.get(key_hash(secret)) if secret else None
+        digest = key_hash(exchange.secret) if exchange.secret else ""
+        if digest and digest not in self.routes.snapshot.keys:
+            await self._renewed()
+        key = self.routes.snapshot.keys.get(digest)
         if key is None or (key.expires_at is not None and key.expires_at <= now()):
             words = "A valid key is needed: Authorization: Bearer KEY. A team makes keys on its "
             words += "page Deployments."
             raise Refusal(401, words, "invalid_api_key", {"www-authenticate": "Bearer"})
         return key
 
-    def _route_of(self, key: Key, name: str) -> Route:
+    async def _renewed(self) -> None:
+        """Wait for what the database says from now on, unless many requests do."""
+        if self._num_strangers >= MOST_STRANGERS:
+            return
+        self._num_strangers += 1
+        try:
+            await self.routes.renewed(NEW_SECONDS)
+        finally:
+            self._num_strangers -= 1
+
+    async def _route_of(self, key: Key, name: str) -> Route:
         """Return the deployment that a key opens, by its name, an alias, or with an adapter's.
 
         Raises:
             Refusal: there is none.
         """
-        routes = self.routes.snapshot.routes
-        route = routes.get((key.team_id, name)) or routes.get(
-            (key.team_id, name.partition("/")[0])
-        )
+        route = self.routes.snapshot.route_of(key, name)
+        if route is None:
+            await self._renewed()
+            route = self.routes.snapshot.route_of(key, name)
         if route is None or not key.opens(route.name):
             names = [each.name for each in self.routes.snapshot.routes_of(key)]
             known = f"it has {', '.join(names)}"[:500] if names else "it has none yet"
@@ -213,7 +227,7 @@ class Gateway:
 
     async def _list(self, exchange: Exchange, key: Key) -> None:
         name = exchange.path.removeprefix(MODELS).strip("/")
-        routes = [self._route_of(key, name)] if name else self.routes.snapshot.routes_of(key)
+        routes = [await self._route_of(key, name)] if name else self.routes.snapshot.routes_of(key)
         cards = await self._cards.of(routes)
         if not name:
             await exchange.send_json({"object": "list", "data": cards})

@@ -111,6 +111,12 @@ class Snapshot:
         """Return the ids of the keys."""
         return frozenset(each.id for each in self.keys.values())
 
+    def route_of(self, key: Key, name: str) -> Route | None:
+        """Return the deployment of a key's team by a name, or that before an adapter's name."""
+        names = (name, name.partition("/")[0])
+        found = (self.routes.get((key.team_id, each)) for each in names)
+        return next((each for each in found if each is not None), None)
+
     def routes_of(self, key: Key) -> list[Route]:
         """Return the deployments that a key opens, by name."""
         found = {each.name: each for (team, _), each in self.routes.items() if team == key.team_id}
@@ -249,6 +255,7 @@ class Routes:
         self.while_read: Callable[[], AbstractContextManager[None]] = nullcontext
         self.is_known = False
         self._load = load
+        self._num_begun, self._num_read = 0, 0  # looks at the database
         self._soon, self._stop = threading.Event(), threading.Event()
         self._waking: set[str] = set()
         self._woken_at: dict[str, float] = {}
@@ -290,6 +297,14 @@ class Routes:
             await asyncio.wait((waiting,), timeout=seconds)
         finally:
             waiting.cancel()
+
+    async def renewed(self, seconds: float) -> None:
+        """Wait for a snapshot that is read from now on, at most for so long."""
+        wanted = self._num_begun + 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._num_read < wanted:
+                    await self._changed.wait()
 
     async def key_gone(self, key_id: str) -> None:
         """Return once the snapshot has a key no more, by none of its secrets."""
@@ -398,12 +413,14 @@ class Routes:
     def refresh(self) -> None:
         """Read the database once."""
         self._soon.clear()  # a wake from now on is seen by the next look
+        self._num_begun += 1
         with self.while_read():
             self._publish(self._load(tokens_used()))
 
     def _publish(self, snapshot: Snapshot) -> None:
         has_fewer_keys = bool(self.snapshot.key_ids - snapshot.key_ids)
         self.snapshot, self.is_known = snapshot, True
+        self._num_read = self._num_begun
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._announce, has_fewer_keys)
 

@@ -85,6 +85,7 @@ class Fixed(Routes):
     def __init__(self, *routes: Route, key: Key = KEY) -> None:
         super().__init__()
         self.woken: list[str] = []
+        self.num_renewed = 0
         self.set(*routes, key=key)
 
     def set(self, *routes: Route, key: Key | None = KEY) -> None:
@@ -96,6 +97,9 @@ class Fixed(Routes):
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+
+    async def renewed(self, _seconds: float) -> None:
+        self.num_renewed += 1
 
     def wake(self, deployment_id: str) -> None:
         self.woken.append(deployment_id)
@@ -205,6 +209,51 @@ async def test_what_cannot_be_passed_on_is_refused_in_the_form_of_its_api(tmp_pa
     listed = json.loads((await client.send("/v1/models", method="GET")).body)["data"]
     assert [each["id"] for each in listed] == ["small", "small/french"]
     assert json.loads((await client.send("/v1/models/small")).body)["state"] == "ready"
+
+
+@pytest.mark.asyncio
+async def test_a_key_and_a_deployment_that_were_made_just_now_are_waited_for(tmp_path):
+    class Late(Fixed):
+        async def renewed(self, seconds):
+            await super().renewed(seconds)
+            self.set(*([ROUTE] if self.snapshot.keys else []))  # the key is made first
+
+    client = Client(tmp_path, Host(Response()))
+    client.gateway.routes = routes = Late(key=None)
+    assert (await client.send()).status == 200
+    assert routes.num_renewed == 2
+    assert (await client.send(document=CHAT | {"model": "other"})).status == 404
+    assert (await client.send(authorization="")).status == 401  # nothing to wait for
+    assert routes.num_renewed == 3
+    client.gateway._num_strangers = application.MOST_STRANGERS
+    assert (await client.send(authorization="Bearer no")).status == 401
+    assert routes.num_renewed == 3
+
+
+@pytest.mark.asyncio
+async def test_routes_are_renewed_by_a_look_at_the_database_that_begins_later(monkeypatch):
+    begun, going = threading.Event(), threading.Event()
+
+    def load(_used) -> Snapshot:
+        begun.set()
+        going.wait(20)
+        return Snapshot()
+
+    monkeypatch.setattr(routes, "used_today", dict)
+    found = Routes(load)
+    found._loop = asyncio.get_running_loop()
+    reading = asyncio.create_task(asyncio.to_thread(found.refresh))
+    await asyncio.to_thread(begun.wait, 20)
+    waiting = asyncio.create_task(found.renewed(20))
+    await asyncio.sleep(0)
+    going.set()
+    await reading
+    await found.change(0.01)
+    assert not waiting.done()
+    await asyncio.to_thread(found.refresh)
+    async with asyncio.timeout(5):
+        await waiting
+    await found.renewed(0.01)  # nobody reads any more
 
 
 @pytest.mark.asyncio
