@@ -44,12 +44,15 @@ class Deployed:
         name: str = "tiny",
         model: str = "tiny/llama",
         *,
-        shared: bool | None = None,
+        launch: dict[str, Any] | None = None,
+        workload: dict[str, int] | None = None,
         **key: Any,
     ) -> None:
         self.site, self.name = site, name
         self.base = f"{site.stack.base_url}/v1"
-        document = DOCUMENT | {"model": model, "launch": {"run": "endpoint", "shared": shared}}
+        launch = {"run": "endpoint", **(launch or {})}
+        document = DOCUMENT | {"model": model, "launch": launch}
+        document |= {"workload": workload} if workload else {}
         self.id = self.call("POST", "/deployments", {"name": name, "document": document})["id"]
         made = self.call("POST", "/serving-keys", {"name": "test", **key})
         self.key_id, self.key = made["id"], made["key"]

@@ -57,7 +57,7 @@ def test_two_that_always_have_requests_change_after_their_turns(site):
 
 def deployed_of(site, *kinds: str) -> list[Deployed]:
     return [
-        Deployed(site, kind, f"tiny/{kind}", shared=False, hold_seconds=HOLD_SECONDS)
+        Deployed(site, kind, f"tiny/{kind}", launch={"shared": False}, hold_seconds=HOLD_SECONDS)
         for kind in kinds
     ]
 
