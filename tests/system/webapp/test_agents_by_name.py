@@ -21,6 +21,7 @@ from tests.system.webapp.test_deployments_by_name import Deployed, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_CALLS = 20
+HELD = {"hold_seconds": 600}  # the first job builds its environment
 LONGEST = 8192  # tokens of a request, on each engine
 WORK = {"input_tokens": LONGEST // 2, "output_tokens": LONGEST // 2, "concurrency": 2}
 PATHS = ("README.md", "src/main.py", "src/port.py")
@@ -58,6 +59,13 @@ class Clients:
             timeout=600.0,
         )  # fmt: skip
 
+    def __enter__(self) -> "Clients":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.openai.close()
+        self.anthropic.close()
+
 
 Loop = Callable[[Clients, str, dict[str, Any], Sequence[Any]], list[dict[str, Any]]]
 
@@ -76,17 +84,16 @@ def site(tmp_path_factory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def own(site) -> Clients:
-    return Clients(Deployed(site, "own", "tiny/caller", workload=WORK))
+def own(site) -> Iterator[Clients]:
+    with Clients(Deployed(site, "own", "tiny/caller", workload=WORK, **HELD)) as clients:
+        yield clients
 
 
 @pytest.fixture(scope="module")
-def llamacpp(site) -> Clients:
-    return Clients(
-        Deployed(
-            site, "llama", "tiny/caller-GGUF:F16", launch={"engine": "llamacpp"}, workload=WORK
-        )
-    )
+def llamacpp(site) -> Iterator[Clients]:
+    name, launch = "tiny/caller-GGUF:F16", {"engine": "llamacpp"}
+    with Clients(Deployed(site, "llama", name, launch=launch, workload=WORK, **HELD)) as clients:
+        yield clients
 
 
 # Loops: NUM_CALLS calls, each answered, half of the answers streamed, then a text
@@ -280,11 +287,11 @@ def test_each_client_has_its_own_error_for_a_model_a_key_and_a_length_that_are_w
     own_errors = caught.value.body
     assert isinstance(own_errors, dict)
     assert own_errors["type"] == "error"
-    wrong = Clients(own.deployed)
-    wrong.openai.api_key = wrong.anthropic.api_key = "wrong"
-    for ask in ask_each(wrong):
-        with pytest.raises((openai.AuthenticationError, anthropic.AuthenticationError)):
-            ask()
+    with Clients(own.deployed) as wrong:
+        wrong.openai.api_key = wrong.anthropic.api_key = "wrong"
+        for ask in ask_each(wrong):
+            with pytest.raises((openai.AuthenticationError, anthropic.AuthenticationError)):
+                ask()
 
 
 def test_what_llama_cpp_does_not_do_is_refused_by_the_name_of_the_field(llamacpp):
