@@ -4,6 +4,7 @@ A field of ``type=number`` hands over what its browser understood: Chromium drop
 “0,5” arrives as 5. These fields are text, and refuse what two readers would read differently.
 """
 
+import math
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ MOST_SHOWN = 40
 def number_fault(text: str, form: re.Pattern[str] = SCIENTIFIC) -> str:
     """Return why a typed text is no number, as the end of a sentence; "" if it is one."""
     if form.fullmatch(text):
-        return ""
+        return "" if math.isfinite(float(text)) else "which is more than any number here"
     if "," in text:
         return "which has a comma; write decimals after a point, and thousands without a sign"
     if re.fullmatch(r"\d{1,3}(\.\d{3})+", text, re.ASCII):

@@ -52,7 +52,7 @@ class Cards:
         return [
             card
             for route, fields in zip(known, reported, strict=True)
-            for card in _cards(route, fields)
+            for card in cards_of(route, fields)
         ]
 
     async def _reported(self, route: Route) -> Card:
@@ -94,7 +94,7 @@ class Cards:
         return card.model_dump(exclude_none=True)
 
 
-def _cards(route: Route, fields: Card) -> list[Card]:
+def cards_of(route: Route, fields: Card) -> list[Card]:
     """Return a deployment's card, then those of its further names and its adapters."""
     card: Card = {
         "id": route.name,

@@ -82,6 +82,7 @@ def test_what_is_read_is_what_was_typed():
         with pytest.raises(ValueError, match="which"):
             number_of(text)
     assert all("comma" in number_fault(text) for text in COMMA)
+    assert all(number_fault(text, WHOLE) for text in ("9" * 400, "9" * 5000))
     assert [text for text in ("1e2", "1E2") if not number_fault(text, PLAIN)] == []
     assert [text for text in ("1.000", "1e3", "1.5") if not number_fault(text, WHOLE)] == []
 

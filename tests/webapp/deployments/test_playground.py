@@ -9,7 +9,7 @@ from tests.webapp.plans.conftest import demo_plan, serve_plan, trained  # noqa: 
 from webapp.deployments.keys import KeyOptions, key_make, key_revoke
 from webapp.deployments.models import ServingKey
 from webapp.deployments.services import deployment_wake
-from webapp.gateway.application import model_cards
+from webapp.gateway.cards import cards_of
 from webapp.gateway.routes import load_snapshot
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -41,5 +41,5 @@ def test_the_page_knows_whether_a_loaded_model_has_a_chat_template(team, alice, 
         answer(deployment_wake(row), has_chat_template=said)
         page = client_of(alice).get(f"/deployments/{row.pk}/playground/").content.decode()
         assert f'data-chat-template="{kept}"' in page
-        (card,) = model_cards(load_snapshot({}).routes[team.pk, name])
+        (card,) = cards_of(load_snapshot({}).routes[team.pk, name], {})
         assert card.get("has_chat_template") is said

@@ -239,7 +239,7 @@ async def test_routes_are_renewed_by_a_look_at_the_database_that_begins_later(mo
         going.wait(20)
         return Snapshot()
 
-    monkeypatch.setattr(routes, "used_today", dict)
+    monkeypatch.setattr(routes, "tokens_used", dict)
     found = Routes(load)
     found._loop = asyncio.get_running_loop()
     reading = asyncio.create_task(asyncio.to_thread(found.refresh))

@@ -176,7 +176,7 @@ def test_nobody_else_changes_them(alice, vera, team):
 def test_a_limit_out_of_bounds_is_refused_in_words(olga):
     for field, value, words in [
         ("share", "0", "The value is 0; it can be 0.01 to 1000."),
-        ("max_devices", "-1", "greater than or equal to 0"),
+        ("max_devices", "-1", "is -1. It must be at least 0"),
         ("max_duration_hours", "9999999", "it can be 0.01 to 8784"),
         ("max_queued_per_user", "many", "Enter a whole number"),
         ("max_gpu_hours_per_month", "nan", "Enter a number"),
