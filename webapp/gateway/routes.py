@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import structlog
 from django.db import DatabaseError, close_old_connections
-
 from django.db.models.functions import Coalesce
 
 from runners.shared.timing import scale_duration

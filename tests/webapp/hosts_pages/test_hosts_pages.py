@@ -409,8 +409,8 @@ def test_an_operator_makes_one_by_a_form(olga, team):
 def test_a_machine_that_cannot_be_is_refused_in_words(olga):
     for field, value, words in [
         ("device", "h100-of-the-moon", "is not one of the available choices"),
-        ("num_devices", "0", "greater than or equal to 1"),
-        ("num_devices", "99999", "less than or equal to 1024"),
+        ("num_devices", "0", "is 0. It must be at least 1"),
+        ("num_devices", "99999", "at most 1,024"),
         ("memory_gib", "nan", "Enter a number"),
         ("name", "", "This field is required"),
         ("name", "x" * 81, "at most 80 characters"),

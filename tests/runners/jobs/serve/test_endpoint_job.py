@@ -55,7 +55,8 @@ def test_while_it_loads_or_ends_it_says_so_and_when_to_come_again():
 def test_an_address_that_is_not_there_is_refused_in_openais_form():
     for method, path, status in (
         ("POST", "/v1/models", 405),
-        ("GET", "/v1/rerank", 404),
+        ("GET", "/v1/rerank", 405),
+        ("GET", "/v1/score", 404),
         ("GET", "/v1/models/x", 404),
     ):
         answer = asked(ServiceState(ServeSpec(model=RANDOM), print), method, path)

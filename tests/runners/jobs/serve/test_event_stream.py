@@ -47,6 +47,7 @@ class Forwarding:
         self.engine, self.events = Echo().engine, events
         self.model, self.is_streamed, self.has_ended = "model", True, False
         self.used, self.calls_refusal, self.ranking_refusal = TokensUsed(), "", "it ranks none"
+        self.template = ""
 
     def forwarded_request(self, _path, _body, **_options):
         return self
