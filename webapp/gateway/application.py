@@ -176,6 +176,7 @@ class Gateway:
             raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
         asked = await _read(exchange)
         route = await self._route_of(key, asked.model)
+        key = await self._key_of(exchange)  # with what it has used, and may, by now
         pending = self.journal.pending_tokens
         with self.limits.held(key, pending) as headers:
             exchange.answer_headers = dict(headers)

@@ -114,6 +114,8 @@ class Client:
         self.gateway = Gateway(tmp_path / new_ulid(), routes=self.routes, tunnels=host)
         self.gateway.journal.start = lambda: None
         self.left, self.came = asyncio.Event(), asyncio.Event()
+        self.reading, self.may_read = asyncio.Event(), asyncio.Event()  # of the request's body
+        self.may_read.set()
         self.status, self.headers, self.body = 0, {}, b""
 
     async def send(self, path="/v1/chat/completions", document=CHAT, method="POST", **headers):
@@ -131,6 +133,8 @@ class Client:
 
         async def receive():
             if first:
+                self.reading.set()
+                await self.may_read.wait()
                 return first.pop()
             await self.left.wait()
             return {"type": "http.disconnect"}

@@ -1,5 +1,6 @@
 """Limits of keys by the tokens of a day and a month, at a gateway that counts beside requests."""
 
+import asyncio
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runners.shared.event_streams import TokensUsed
-from tests.webapp.gateway.test_gateway import KEY
+from tests.webapp.gateway.test_gateway import KEY, ROUTE, Client, Host, Response
 from webapp.deployments import usage
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage
@@ -100,6 +101,37 @@ def test_a_limit_is_passed_by_no_more_than_the_answers_that_were_open(
         journal._close()
         used = found.snapshot.keys[key.digest].used
         assert set(used.values()) == ({ended} if ended else set())
+
+
+@pytest.mark.asyncio
+async def test_a_limit_is_that_of_the_moment_at_which_a_slow_body_has_come(tmp_path):
+    key = replace(KEY, tokens_per_day=10)
+    answer = Response(b"{}", x_slipway_usage="8 0 4")
+    clients = [Client(tmp_path, Host(answer), ROUTE, key=key) for _ in range(5)]
+    gateway, routes = clients[0].gateway, clients[0].routes
+    sending = []
+    for each in clients:
+        each.gateway = gateway
+        each.may_read.clear()
+        sending.append(asyncio.ensure_future(each.send()))
+        await each.reading.wait()
+    used, journal = Counter(), gateway.journal
+    for each, sent in zip(clients, sending, strict=True):
+        each.may_read.set()
+        await sent
+        journal._counted.update(journal._pending)  # as its thread does
+        with journal.settling():
+            used += Counter({period: num for (_, period), num in journal._pending.items()})
+            routes.set(ROUTE, key=replace(key, used=dict(used)))
+    assert [each.status for each in clients] == [200, 429, 429, 429, 429]
+    late = Client(tmp_path, Host(answer), ROUTE)
+    late.may_read.clear()
+    sending = asyncio.ensure_future(late.send())
+    await late.reading.wait()
+    late.routes.set(ROUTE, key=None)  # revoked meanwhile
+    late.may_read.set()
+    await sending
+    assert (late.status, late.host.asked) == (401, [])
 
 
 @slow
