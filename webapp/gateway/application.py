@@ -33,7 +33,7 @@ from webapp.gateway.journal import Journal, OpenAnswer
 from webapp.gateway.limits import Limits
 from webapp.gateway.refusals import Refusal, event_of_body
 from webapp.gateway.routes import Key, Route, Routes, Target
-from webapp.gateway.tunnels import HostTunnels, TunnelError, TunnelResponse, Tunnels
+from webapp.gateway.tunnels import HostTunnels, Tunnel, TunnelError, TunnelResponse, Tunnels
 from webapp.gateway.usage import HEADER, UsageComments, used_of
 
 HEALTH = "/v1/health"
@@ -368,17 +368,8 @@ class Gateway:
             if tunnel is None:
                 continue
             try:
-                with self._at(target):
-                    response: TunnelResponse = await tunnel.request(
-                        target.attempt_id,
-                        "POST",
-                        exchange.path,
-                        _headers_for(exchange, target),
-                        asked.body_for(route),
-                    )
+                response = await self._asked(tunnel, target, exchange, asked.body_for(route))
             except TunnelError as error:
-                if error.code in SILENT:
-                    self.routes.meet(target.replica_id, is_silent=True)
                 failed.add(target.attempt_id)
                 num_repeats += error.code not in NOT_SENT
                 if num_repeats > MOST_REPEATS:
@@ -386,11 +377,31 @@ class Gateway:
                     again = {"retry-after": "1"}
                     raise Refusal(502, words, "unreachable", again) from None
                 continue
-            self.routes.meet(target.replica_id, is_silent=False)
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
                 return Opened(response, target, route)
             await response.close()  # it is ending or loading: another one, or itself again
             await self.routes.change(LOOK_SECONDS)
+
+    async def _asked(
+        self, tunnel: Tunnel, target: Target, exchange: Exchange, body: bytes
+    ) -> TunnelResponse:
+        """Return the head of a replica's answer; it is noted whether the replica takes requests.
+
+        Raises:
+            TunnelError: there is none.
+        """
+        headers = _headers_for(exchange, target)
+        with self._at(target):  # a report of its use has the note as well
+            try:
+                response = await tunnel.request(
+                    target.attempt_id, "POST", exchange.path, headers, body
+                )
+            except TunnelError as error:
+                if error.code in SILENT:
+                    self.routes.meet(target.replica_id, is_silent=True)
+                raise
+            self.routes.meet(target.replica_id, is_silent=False)
+            return response
 
     @contextmanager
     def _at(self, target: Target) -> Iterator[None]:
@@ -435,8 +446,7 @@ class Gateway:
             left = deadline - loop.time()
             to_go = current.seconds_to_go or current.load_seconds
             if left <= 0 and current.targets:
-                words = f"The host of {route.name} is not connected to this gateway."
-                raise Refusal(503, words, "unreachable", {"retry-after": "5"})
+                raise _unreachable(current, is_connected=bool(connected))
             if not current.targets and loop.time() >= wake_at:
                 self.routes.wake(current.id)
                 wake_at = loop.time() + WAKE_SECONDS
@@ -520,6 +530,13 @@ def _loading(route: Route) -> Refusal:
         words += f"; it takes about {math.ceil(seconds)} s more"
     again = {"retry-after": str(max(1, math.ceil(seconds)))}
     return Refusal(503, f"{words}. Try again then.", "loading", again)
+
+
+def _unreachable(route: Route, *, is_connected: bool) -> Refusal:
+    words = f"The host of {route.name} is not connected to this gateway."
+    if is_connected:
+        words = f"The host of {route.name} is connected, but no replica takes requests there now."
+    return Refusal(503, words, "unreachable", {"retry-after": "5"})
 
 
 def _as_refusal(opened: Opened) -> Refusal:

@@ -334,9 +334,16 @@ async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_
     refused = TunnelError("refused", "Nothing listens.")
     client = Client(tmp_path, Host(refused, Response(b"yes")), ROUTE)
     seen = []
-    client.routes.meet = lambda replica_id, is_silent: seen.append((replica_id, is_silent))
+    client.routes.meet = lambda replica_id, is_silent: seen.append(
+        (replica_id, is_silent, client.routes._open[replica_id])
+    )
     assert (await client.send()).body == b"yes"
-    assert seen == [("r1", True), ("r1", False)]
+    assert seen == [("r1", True, 1), ("r1", False, 1)]  # while it counts as used
+    for host, words in (("h1", "no replica takes requests"), ("h2", "is not connected")):
+        there = replace(ROUTE, targets=(TARGET._replace(host_id=host),))
+        client = await Client(tmp_path, Host(refused), there).send(prefer="wait=0")
+        assert (client.status, client.error["code"]) == (503, "unreachable")
+        assert words in client.error["message"]
     client = Client(tmp_path, Host(lost), ROUTE)
     await client.send()
     assert (client.status, client.error["code"]) == (502, "unreachable")
