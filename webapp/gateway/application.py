@@ -95,6 +95,34 @@ class Opened(NamedTuple):
     route: Route
 
 
+class Tries:
+    """What one request met at a deployment, and how long it may wait there.
+
+    ``is_last``: no other deployment can answer, so that one without an able replica is waited for.
+    """
+
+    def __init__(self, deadline: float, *, is_last: bool) -> None:
+        self.deadline, self.is_last = deadline, is_last
+        self.failed: set[str] = set()  # attempts since the last look at the snapshot
+        self.away: set[str] = set()  # attempts that take no requests
+        self._unready: set[str] = set()
+
+    def unready(self, attempt_id: str) -> None:
+        """Note that an endpoint answered that it is ending or loading: away at the second time."""
+        if attempt_id in self._unready:
+            self.away.add(attempt_id)
+        self._unready.add(attempt_id)
+
+    def able(self, connected: Sequence[Target]) -> list[Target]:
+        """Return the replicas that may be asked now."""
+        left_out = self.failed if self.is_last else self.failed | self.away
+        return [each for each in connected if each.attempt_id not in left_out]
+
+    def are_over(self, connected: Sequence[Target]) -> bool:
+        """Return whether others are to answer, as none of the connected replicas does."""
+        return not self.is_last and all(each.attempt_id in self.away for each in connected)
+
+
 class Gateway:
     """One gateway: its routes, limits, tunnels and journal; the first request starts it."""
 
@@ -331,7 +359,8 @@ class Gateway:
     ) -> "Opened":
         """Return the head of an answer of a deployment, or of the first fall-back that has one.
 
-        All of them together hold the request as long as one may; ``counted`` holds the count of
+        All of them together hold the request as long as one may. One whose replicas do not take
+        it is waited for only if none of those after it can answer; ``counted`` holds the count of
         the one that is asked last.
 
         Raises:
@@ -340,13 +369,14 @@ class Gateway:
         deadline = asyncio.get_running_loop().time() + _hold_seconds(exchange, key)
         ways = self.routes.snapshot.ways(key, route)
         first: Refusal | None = None
-        for each in ways:
+        for number, each in enumerate(ways, 1):
             counted.close()
             counted.enter_context(self.routes.count(each))
+            tries = Tries(deadline, is_last=not any(map(_can_come, ways[number:])))
             try:
-                opened = await self._opened(exchange, each, asked.to(route, each), deadline)
+                opened = await self._opened(exchange, each, asked.to(route, each), tries)
             except Refusal as refusal:
-                if refusal.status not in FALL_BACK:
+                if each is route and refusal.status not in FALL_BACK:
                     raise
                 first = first or refusal
                 continue
@@ -357,29 +387,31 @@ class Gateway:
         raise first or Refusal(503, f"{route.name} does not answer.", "unreachable")
 
     async def _opened(
-        self, exchange: Exchange, route: Route, asked: ModelRequest, deadline: float
+        self, exchange: Exchange, route: Route, asked: ModelRequest, tries: Tries
     ) -> "Opened":
         loop = asyncio.get_running_loop()
-        failed: set[str] = set()
         num_repeats = 0
         while True:
-            target = await self._target(route, deadline, failed, asked.conversation)
+            target = await self._target(route, tries, asked.conversation)
             tunnel = self.tunnels.of(target.host_id)
             if tunnel is None:
                 continue
             try:
                 response = await self._asked(tunnel, target, exchange, asked.body_for(route))
             except TunnelError as error:
-                failed.add(target.attempt_id)
+                tries.failed.add(target.attempt_id)
+                if error.code in NOT_SENT:
+                    tries.away.add(target.attempt_id)
                 num_repeats += error.code not in NOT_SENT
                 if num_repeats > MOST_REPEATS:
                     words = f"No replica of {route.name} answered: {error} Try again."
                     again = {"retry-after": "1"}
                     raise Refusal(502, words, "unreachable", again) from None
                 continue
-            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
+            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= tries.deadline:
                 return Opened(response, target, route)
             await response.close()  # it is ending or loading: another one, or itself again
+            tries.unready(target.attempt_id)
             await self.routes.change(LOOK_SECONDS)
 
     async def _asked(
@@ -425,9 +457,7 @@ class Gateway:
         able = [each for each in ready if self._running[each.replica_id] <= least + MOST_AHEAD]
         return max(able, key=lambda each: sha256(conversation + each.replica_id.encode()).digest())
 
-    async def _target(
-        self, route: Route, deadline: float, failed: set[str], conversation: bytes
-    ) -> Target:
+    async def _target(self, route: Route, tries: Tries, conversation: bytes) -> Target:
         """Return a replica for a request; wake the deployment and wait for it if there is none.
 
         Raises:
@@ -440,10 +470,12 @@ class Gateway:
             if current is None or current.id != route.id:
                 raise Refusal(404, f"{route.name} was deleted.", "model_not_found")
             connected = [each for each in current.targets if self.tunnels.of(each.host_id)]
-            if ready := [each for each in connected if each.attempt_id not in failed]:
+            if tries.are_over(connected) and current.targets:
+                raise _unreachable(current, is_connected=bool(connected))
+            if ready := tries.able(connected):
                 return self._chosen(ready, conversation)
             _check_can_come(current)
-            left = deadline - loop.time()
+            left = tries.deadline - loop.time()
             to_go = current.seconds_to_go or current.load_seconds
             if left <= 0 and current.targets:
                 raise _unreachable(current, is_connected=bool(connected))
@@ -452,7 +484,7 @@ class Gateway:
                 wake_at = loop.time() + WAKE_SECONDS
             if left <= 0 or (not current.targets and to_go is not None and to_go > left + 1):
                 raise _loading(current)
-            failed.clear()  # after a look at the next snapshot each may be tried again
+            tries.failed.clear()  # after a look at the next snapshot each may be tried again
             await self.routes.change(min(max(left, 0.0), LOOK_SECONDS))
 
     async def _pass_on(
@@ -521,6 +553,15 @@ def _check_can_come(route: Route) -> None:
     if route.state == DeploymentState.FAILING and wait > 0:
         words = f"{route.name} could not be started: {route.problem}"
         raise Refusal(503, words, "failing", {"retry-after": str(math.ceil(wait))})
+
+
+def _can_come(route: Route) -> bool:
+    """Return whether a deployment answers, or can be woken to."""
+    try:
+        _check_can_come(route)
+    except Refusal:
+        return bool(route.targets)
+    return True
 
 
 def _loading(route: Route) -> Refusal:

@@ -108,6 +108,63 @@ async def test_where_none_answers_the_client_is_told_why_the_first_one_did_not(t
         assert client.headers.get("retry-after") == ("7" if status == 429 else None)
 
 
+class Ways(Host):
+    """A host, or two, whose answers are told by attempt."""
+
+    def __init__(self, **answers) -> None:
+        super().__init__()
+        self.by_attempt = answers
+
+    async def request(self, attempt_id, *rest):
+        self.answers = [self.by_attempt[attempt_id]]
+        return await super().request(attempt_id, *rest)
+
+
+@pytest.mark.asyncio
+async def test_a_fall_back_is_asked_at_once_where_no_replica_takes_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(application, "LOOK_SECONDS", 0.01)
+    two = replace(FIRST, targets=(TARGET, TARGET._replace(replica_id="r3", attempt_id="a3")))
+    away = replace(FIRST, targets=(TARGET._replace(host_id="h2"),))
+    refused, none, busy = (TunnelError(each, "") for each in ("refused", "no_endpoint", "busy"))
+    unready = Response(b"{}", status=503)
+    for name, first, at_first, asked in (
+        ("nothing listens", FIRST, refused, 1),
+        ("no endpoint", FIRST, none, 1),
+        ("full host", FIRST, busy, 1),
+        ("two replicas", two, refused, 2),
+        ("unready", FIRST, unready, 2),  # it may have been ending
+        ("two unready", two, unready, 4),
+        ("not connected", away, refused, 0),
+    ):
+        host = Ways(a1=at_first, a3=at_first, a2=answer())
+        client = Client(tmp_path, host, first, TINY, key=replace(KEY, hold_seconds=600.0))
+        async with asyncio.timeout(5):
+            await client.send()
+        assert (client.status, client.body) == (200, YES), name
+        assert len(host.asked) == asked + 1, name
+    host = Ways(a1=refused, a2=refused)
+    waits = await Client(tmp_path, host, FIRST, TINY).send(prefer="wait=1")
+    assert "small" in waits.error["message"]
+    assert [each[0] for each in host.asked[:3]] == ["a1", "a2", "a2"]  # the last one is waited for
+    paused = replace(TINY, state=DeploymentState.PAUSED, targets=())
+    back = Host(refused, refused, answer())
+    assert (await Client(tmp_path, back, FIRST, paused).send()).status == 200
+    assert len(back.asked) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_fall_back_that_is_deleted_meanwhile_is_left_out(tmp_path):
+    paused = replace(FIRST, state=DeploymentState.PAUSED, targets=(), fallbacks=("gone", "tiny"))
+    gone = replace(TINY, id="d3", name="gone", aliases=())
+    for others, status, code in (((TINY,), 200, ""), ((), 503, "paused")):
+        client = Client(tmp_path, Host(answer()), paused, *others)
+        ways = [paused, gone, *others]
+        client.routes.snapshot.__dict__["ways"] = lambda *_, ways=ways: ways
+        await client.send()
+        assert client.status == status
+        assert not code or client.error["code"] == code
+
+
 @pytest.mark.asyncio
 async def test_a_stream_that_waits_falls_back_with_its_heartbeats(tmp_path, monkeypatch):
     monkeypatch.setattr(application, "HEARTBEAT_SECONDS", 0.01)
