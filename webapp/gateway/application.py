@@ -47,7 +47,8 @@ USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
 START_SECONDS = 5.0  # until the first request knows the routes
 NEW_SECONDS = 3.0  # until a key or a deployment that was made just now is known
-MOST_STRANGERS = 64  # requests that wait for that; further ones are refused at once
+MOST_STRANGERS = 64  # requests without a known key that wait for that; further ones do not
+MOST_NEW_NAMES = 8  # requests of one key that wait for a deployment that was made just now
 MOST_AHEAD = 2  # requests that a replica may have more than the least busy one
 PREFIX_LENGTH = 1024  # of a prompt that says which replica has it in its cache
 MOST_REQUESTS = 4000  # at the same time, of one gateway
@@ -141,7 +142,8 @@ class Gateway:
         self.limits = Limits()
         self._bodies = Bodies()
         self._running: Counter[str] = Counter()  # requests by replica
-        self._num_requests, self._num_strangers = 0, 0
+        self._num_requests = 0
+        self._renewing: Counter[str] = Counter()  # requests that wait for new routes, by key
         self._is_started = False
 
     async def start(self) -> None:
@@ -219,7 +221,7 @@ class Gateway:
         """
         digest = key_hash(exchange.secret) if exchange.secret else ""
         if digest and digest not in self.routes.snapshot.keys:
-            await self._renewed()
+            await self._renewed("", MOST_STRANGERS)
         key = self.routes.snapshot.keys.get(digest)
         if key is None or (key.expires_at is not None and key.expires_at <= now()):
             words = "A valid key is needed: Authorization: Bearer KEY. A team makes keys on its "
@@ -227,15 +229,16 @@ class Gateway:
             raise Refusal(401, words, "invalid_api_key", {"www-authenticate": "Bearer"})
         return key
 
-    async def _renewed(self) -> None:
-        """Wait for what the database says from now on, unless many requests do."""
-        if self._num_strangers >= MOST_STRANGERS:
+    async def _renewed(self, key_id: str, most: int) -> None:
+        """Wait for what the database says from now on, unless so many with this key do; "": none."""
+        if self._renewing[key_id] >= most:
             return
-        self._num_strangers += 1
+        self._renewing[key_id] += 1
         try:
             await self.routes.renewed(NEW_SECONDS)
         finally:
-            self._num_strangers -= 1
+            self._renewing[key_id] -= 1
+            self._renewing += Counter()  # without the zeros
 
     async def _route_of(self, key: Key, name: str) -> Route:
         """Return the deployment that a key opens, by its name, an alias, or with an adapter's.
@@ -245,7 +248,7 @@ class Gateway:
         """
         route = self.routes.snapshot.route_of(key, name)
         if route is None:
-            await self._renewed()
+            await self._renewed(key.id, MOST_NEW_NAMES)
             route = self.routes.snapshot.route_of(key, name)
         if route is None or not key.opens(route.name):
             names = [each.name for each in self.routes.snapshot.routes_of(key)]

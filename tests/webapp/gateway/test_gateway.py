@@ -17,6 +17,7 @@ from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
+from webapp.deployments.services import deployment_advance
 from webapp.deployments.states import DeploymentState, view_of
 from webapp.gateway import application, cards, limits, routes
 from webapp.gateway import journal as journal_module
@@ -229,9 +230,38 @@ async def test_a_key_and_a_deployment_that_were_made_just_now_are_waited_for(tmp
     assert (await client.send(document=CHAT | {"model": "other"})).status == 404
     assert (await client.send(authorization="")).status == 401  # nothing to wait for
     assert routes.num_renewed == 3
-    client.gateway._num_strangers = application.MOST_STRANGERS
-    assert (await client.send(authorization="Bearer no")).status == 401
-    assert routes.num_renewed == 3
+
+
+@pytest.mark.asyncio
+async def test_strangers_and_each_key_have_places_of_their_own_to_wait_for_what_is_new(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(application, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(application, "MOST_NEW_NAMES", 2)
+    client, going = Client(tmp_path, Host(Response()), ROUTE), asyncio.Event()
+    waiting = []
+
+    async def renewed(_seconds):
+        waiting.append(1)
+        await going.wait()
+
+    client.routes.renewed = renewed
+    other = key_hash("other")
+    keys = client.routes.snapshot.keys | {other: replace(KEY, id="k2")}
+    client.routes._publish(Snapshot(keys, client.routes.snapshot.routes))
+    sending = []
+    for sent, places in (
+        ({"authorization": "Bearer no"}, 3),
+        ({"document": CHAT | {"model": "new"}}, 2),
+        ({"document": CHAT | {"model": "new"}, "authorization": "Bearer other"}, 2),
+    ):
+        before = len(waiting)
+        sending += [asyncio.ensure_future(client.send(**sent)) for _ in range(places + 2)]
+        await asyncio.sleep(0.05)
+        assert len(waiting) == before + places, sent
+    going.set()
+    await asyncio.gather(*sending)
+    assert client.gateway._renewing == {}
 
 
 @pytest.mark.asyncio
@@ -453,6 +483,14 @@ def test_a_replica_that_takes_no_connection_is_known_until_it_answers(team, alic
         other_gateway.meet(replica.pk, is_silent=False)
     other_gateway.report()
     assert view_of(row).state == "ready"
+    assert state_after(is_silent=True) == "silent"
+    again = job.attempts.create(host=host, number=2, fence=2)  # retried: it loads anew
+    Job.objects.filter(pk=job.pk).update(current_attempt=again)
+    again.events.create(kind="endpoint", seq=1, t_ms=0, body={})
+    view = view_of(row)  # before the ticker has seen it
+    assert (view.state, view.replicas[0].silent_since is None) == ("ready", False)
+    deployment_advance(row)
+    assert Replica.objects.get().silent_since is None
 
 
 @pytest.mark.asyncio
