@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import MappingProxyType
@@ -140,9 +140,7 @@ def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
     """Return what the database says; ``used`` are the tokens by key and period."""
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
-        "failures", "loads", "created_at", "max_replicas", "fallbacks",
-        "failures", "loads", "created_at", "max_replicas",
-        "has_chat_template",
+        "failures", "loads", "created_at", "max_replicas", "fallbacks", "has_chat_template",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
     replicas = list(Replica.objects.live())
@@ -175,16 +173,17 @@ def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
         and (row.team_id, row.owner_id) in members
     }
     by_id = {each.id: each for each in keys.values()}
-    for digest, key_id in _earlier_secrets(instant):
-        if key_id in by_id:
-            keys.setdefault(digest, by_id[key_id])
+    for digest, key_id, until in _earlier_secrets(instant):
+        if key := by_id.get(key_id):
+            ends = min(until, key.expires_at or until)  # also while the database does not answer
+            keys.setdefault(digest, replace(key, expires_at=ends))
     return Snapshot(keys, routes)
 
 
-def _earlier_secrets(instant: datetime) -> Iterable[tuple[str, str]]:
-    """Return the digests of rotated keys' earlier secrets that still open, with their keys."""
+def _earlier_secrets(instant: datetime) -> Iterable[tuple[str, str, datetime]]:
+    """Return the digests of rotated keys' earlier secrets that still open, their keys and ends."""
     rows = EarlierSecret.objects.filter(valid_until__gt=instant, key__revoked_at=None)
-    return rows.values_list("digest", "key")
+    return rows.values_list("digest", "key", "valid_until")
 
 
 def _members() -> set[tuple[str, int | None]]:

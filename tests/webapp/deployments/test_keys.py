@@ -33,7 +33,18 @@ def test_a_rotated_key_opens_by_both_secrets_until_the_overlap_ends(team, alice,
     key, first = key_make(team=team, by=alice, options=KeyOptions(name="laptop", tokens_per_day=9))
     _, second = key_rotate(key=key, by=alice, rotation=Rotation())
     assert opens(first, second) == [key.pk, key.pk]
-    assert load_snapshot({}).keys[key_hash(first)].tokens_per_day == 9
+    earlier, found = EarlierSecret.objects.get(), load_snapshot({}).keys
+    assert found[key_hash(first)].tokens_per_day == 9
+    # A gateway keeps its snapshot while the database does not answer: the end is in it.
+    assert found[key_hash(first)].expires_at == earlier.valid_until
+    assert found[key_hash(second)].expires_at is None
+    for seconds in (-60, 60):
+        ends = earlier.valid_until + timedelta(seconds=seconds)
+        ServingKey.objects.update(expires_at=ends)
+        found = load_snapshot({}).keys
+        assert found[key_hash(first)].expires_at == min(ends, earlier.valid_until)
+        assert found[key_hash(second)].expires_at == ends
+    ServingKey.objects.update(expires_at=None)
     _, third = key_rotate(key=key, by=alice, rotation=Rotation(overlap_hours=1))
     assert opens(first, second, third) == [key.pk] * 3
     later = now() + timedelta(hours=1, seconds=1)
