@@ -3,8 +3,10 @@
 import csv
 import io
 from datetime import UTC, date, datetime, timedelta
+from importlib import import_module
 
 import pytest
+from django.apps import apps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +85,19 @@ def test_device_time_is_counted_once_at_the_cost_that_the_host_states_then(
         counted(monkeypatch, hours)
     row.refresh_from_db()
     assert (row.usd, row.device_seconds) == (pytest.approx(4.0), 7200)
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_what_ran_before_costs_were_counted_stays_without_a_cost(held, host, monkeypatch):
+    Host.objects.update(labels={"usd_per_hour": "3"})
+    migration = import_module("webapp.deployments.migrations.0008_costs")
+    monkeypatch.setattr(migration, "now", lambda: BEGIN + timedelta(hours=1.5))
+    migration.count_from_now(apps, None)
+    counted(monkeypatch, 3)
+    assert not DeploymentCost.objects.exists()  # its replica had ended
+    Replica.objects.update(ended_at=None)
+    counted(monkeypatch, 3)
+    assert DeploymentCost.objects.get().device_seconds == 1800
 
 
 @pytest.mark.django_db(databases="__all__")
