@@ -192,7 +192,7 @@ def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
             is_leaving=each.is_leaving,
             created_at=each.created_at,
             ready_at=each.ready_at,
-            silent_since=each.silent_since,
+            silent_since=each.not_answering_since,
         )
         for each in view.replicas
     ]

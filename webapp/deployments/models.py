@@ -158,6 +158,13 @@ class Replica(UlidModel):
         return self.ready_at is not None and given_at is not None and self.ready_at >= given_at
 
     @property
+    def not_answering_since(self) -> datetime | None:
+        """Return since when its host has no endpoint there; None for a silence before a restart."""
+        if self.silent_since is None or self.ready_at is None:
+            return None
+        return self.silent_since if self.silent_since >= self.ready_at else None
+
+    @property
     def load_seconds(self) -> float | None:
         """Return how long it took from its devices to its first answer."""
         if self.ready_at is None or self.given_at is None:

@@ -698,8 +698,9 @@ def _settle(deployment: Deployment, replica: Replica) -> None:
     mark_ready([replica])
     if replica.is_ready and not was_ready:
         endpoint = endpoint_of(job)
+        replica.silent_since = None
         with transaction.atomic():
-            replica.save(update_fields=["ready_at"])
+            replica.save(update_fields=["ready_at", "silent_since"])
             row = Deployment.objects.select_for_update().get(pk=deployment.pk)
             Deployment.objects.filter(pk=deployment.pk).update(
                 problem="", failures=0, failed_at=None, asked_at=None,

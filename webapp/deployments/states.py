@@ -63,7 +63,7 @@ class DeploymentView:
     @property
     def silent_since(self) -> datetime | None:
         """Return since when no replica takes requests; None while one does, as far as is known."""
-        found = [each.silent_since for each in self.serving]
+        found = [each.not_answering_since for each in self.serving]
         silent = [each for each in found if each is not None]
         return max(silent) if silent and len(silent) == len(found) else None
 
