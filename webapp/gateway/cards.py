@@ -1,11 +1,13 @@
 """Deployments as ``/v1/models`` lists them, with what their endpoints say of themselves.
 
-An endpoint is asked once, through its host's tunnel. What it said stays while its deployment
-sleeps; without an answer a card has its own fields alone.
+An endpoint is asked once, through its host's tunnel, however many requests wait for it. What it
+said stays while its deployment sleeps; without an answer a card has its own fields alone, and the
+endpoint is asked again after ``FAILED_SECONDS``.
 """
 
 import asyncio
 from collections.abc import Iterable
+from time import monotonic
 from typing import Annotated, Any, NamedTuple
 
 import structlog
@@ -17,6 +19,7 @@ from webapp.gateway.tunnels import HostTunnels, TunnelError
 
 MODELS = "/v1/models"
 SECONDS = 2.0  # for an endpoint's answer
+FAILED_SECONDS = 10.0  # until one that did not answer is asked again
 MOST_BYTES = 256 * 1024  # of it: it names at most 64 adapters
 MOST_KEPT = 4096  # deployments
 Card = dict[str, Any]
@@ -36,6 +39,7 @@ class Report(NamedTuple):
 
     attempt_id: str
     fields: Card
+    again_at: float | None = None  # monotonic, of one that did not answer
 
 
 class Cards:
@@ -44,6 +48,7 @@ class Cards:
     def __init__(self, tunnels: HostTunnels) -> None:
         self._tunnels = tunnels
         self._reports: dict[str, Report] = {}  # by deployment
+        self._asking: dict[str, asyncio.Task[Card]] = {}  # by attempt
 
     async def of(self, routes: Iterable[Route]) -> list[Card]:
         """Return the cards of deployments, of their further names and their adapters."""
@@ -59,18 +64,31 @@ class Cards:
         kept = self._reports.get(route.id, Report("", {}))
         reached = (each for each in route.targets if self._tunnels.of(each.host_id))
         target = next(reached, None)
-        if target is None or target.attempt_id == kept.attempt_id:
+        if target is None:
             return kept.fields
+        is_due = kept.again_at is not None and kept.again_at <= monotonic()
+        if target.attempt_id == kept.attempt_id and not is_due:
+            return kept.fields
+        asking = self._asking.get(target.attempt_id)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(route.id, target))
+            self._asking[target.attempt_id] = asking
+        return await asyncio.shield(asking)  # one who leaves does not end it for the others
+
+    async def _ask(self, route_id: str, target: Target) -> Card:
+        """Return what an endpoint says of its model, and keep it; nothing without an answer."""
+        report = Report(target.attempt_id, {}, monotonic() + FAILED_SECONDS)
         try:
             async with asyncio.timeout(SECONDS):
-                fields = await self._fetch(target)
+                report = Report(target.attempt_id, await self._fetch(target))
         except (TunnelError, TimeoutError, ValueError, LookupError, TypeError) as error:
             log.info("an endpoint does not say what it serves", cause=repr(error)[:200])
-            return {}
+        finally:
+            del self._asking[target.attempt_id]
         while len(self._reports) >= MOST_KEPT:
             del self._reports[next(iter(self._reports))]
-        self._reports[route.id] = Report(target.attempt_id, fields)
-        return fields
+        self._reports[route_id] = report
+        return report.fields
 
     async def _fetch(self, target: Target) -> Card:
         """Return what an endpoint says of its model.

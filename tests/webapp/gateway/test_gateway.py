@@ -293,6 +293,7 @@ async def test_routes_are_renewed_by_a_look_at_the_database_that_begins_later(mo
 @pytest.mark.asyncio
 async def test_a_model_is_listed_with_what_its_endpoint_said_last(tmp_path, monkeypatch):
     monkeypatch.setattr(cards, "SECONDS", 0.05)
+    monkeypatch.setattr(cards, "FAILED_SECONDS", 0.0)
     said = {"max_model_len": 8192, "capabilities": ["chat", "tools"]}
     told = json.dumps({"data": [{"id": "small", "secret": 1, **said}, {"id": "french"}]}).encode()
     never = Response(then=asyncio.Event())
@@ -317,6 +318,26 @@ async def test_a_model_is_listed_with_what_its_endpoint_said_last(tmp_path, monk
     client.routes.set(replace(ROUTE, targets=(TARGET._replace(attempt_id="a2"),)))
     await listed()
     assert client.host.asked[-1][0] == "a2"
+
+
+@pytest.mark.asyncio
+async def test_an_endpoint_is_asked_once_for_all_and_again_a_while_after_it_failed(
+    tmp_path, monkeypatch
+):
+    told = Response(b'{"data": [{"max_model_len": 8192}]}', then=asyncio.Event())
+    client = Client(tmp_path, Host(TunnelError("lost", "gone"), told), ROUTE)
+    found = client.gateway._cards
+    for _ in range(3):
+        assert "max_model_len" not in (await found.of([ROUTE]))[0]
+    assert len(client.host.asked) == 1
+    later = cards.monotonic() + cards.FAILED_SECONDS
+    monkeypatch.setattr(cards, "monotonic", lambda: later)
+    asking = [asyncio.ensure_future(found.of([ROUTE])) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    asking.pop(0).cancel()  # its client has left
+    told.then.set()
+    assert [each[0]["max_model_len"] for each in await asyncio.gather(*asking)] == [8192] * 3
+    assert len(client.host.asked) == 2
 
 
 @pytest.mark.asyncio
