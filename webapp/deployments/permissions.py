@@ -67,7 +67,7 @@ def own_key_for(request: HttpRequest, key_id: str) -> ServingKey:
     Raises:
         PermissionDenied: the role is too low, or the key is someone else's.
     """
-    key = key_for(request, key_id)
+    key = owned_for(request, ServingKey, action="rotate", pk=key_id)
     if key.owner_id != request.user.pk:
         raise PermissionDenied("Only its owner can rotate this key; you can revoke it.")
     return key

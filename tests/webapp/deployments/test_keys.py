@@ -9,6 +9,7 @@ import pytest
 from runners.jobspec.serve import key_hash
 from tests.webapp.conftest import client_of
 from tests.webapp.gateway.test_gateway import KEY
+from webapp.accounts.models import Membership
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
@@ -65,11 +66,24 @@ def test_a_rotated_key_opens_by_both_secrets_until_the_overlap_ends(team, alice,
                    for each in stored for text in (first, second, third, fourth))  # fmt: skip
 
 
-def test_a_new_secret_is_shown_to_its_owner_once(team, alice, olga):
+def test_a_new_secret_is_shown_to_its_owner_once(team, alice, bob, olga):
     key, first = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
     url = f"/deployments/keys/{key.pk}/rotate/"
     assert client_of(olga).post(url, {"overlap_hours": "24"}).status_code == 403
+    refused = client_of(bob).post(f"/api/v1/serving-keys/{key.pk}/rotate", {}, "application/json")
+    assert "can rotate this" in refused.json()["detail"]
     client = client_of(alice)
+    for role, expires_at, is_offered in (
+        ("practitioner", None, True),
+        ("practitioner", now() + timedelta(days=1), True),
+        ("practitioner", now() - timedelta(days=1), False),
+        ("viewer", None, False),
+    ):
+        Membership.objects.filter(user=alice).update(role=role)
+        ServingKey.objects.update(expires_at=expires_at)
+        assert (url in client.get("/deployments/keys/").content.decode()) == is_offered, role
+    Membership.objects.filter(user=alice).update(role="practitioner")
+    ServingKey.objects.update(expires_at=None)
     client.post(url, {"overlap_hours": "1e9"})
     assert ServingKey.objects.get().digest == key_hash(first)
     html = client.post(url, {"overlap_hours": "2"}, follow=True).content.decode()
