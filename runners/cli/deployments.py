@@ -58,7 +58,6 @@ SUMMED_BY = {
     "deployment": "deployment_name",
     "key": "key_name",
     "person": "owner",
-    "team": "team",
     "day": "day",
 }
 deployments = group("Models under lasting names, awake when asked.")
@@ -268,9 +267,7 @@ def usage_list(
     month: Annotated[
         str, typer.Option("--month", metavar="YYYY-MM", help="Instead of days, such as 2026-11.")
     ] = "",
-    by: Annotated[
-        str, typer.Option("--by", help="Sum by deployment, key, person, team or day.")
-    ] = "",
+    by: Annotated[str, typer.Option("--by", help="Sum by deployment, key, person or day.")] = "",
     output: OutputOption = "table",
 ) -> None:
     """List what clients used and what it cost, by day, key and deployment, or sums of it."""

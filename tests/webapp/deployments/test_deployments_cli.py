@@ -54,10 +54,10 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     made = ServingKey.objects.get()
     assert (made.digest, made.model_names) == (key_hash(key), ["small"])
     Usage.objects.create(key=made, deployment=row, day=now().date(), completion_tokens=1234)
-    for options in ((), ("--by", "person"), ("--month", f"{now():%Y-%m}", "--by", "team")):
+    for options in ((), ("--by", "person"), ("--month", f"{now():%Y-%m}", "--by", "day")):
         assert "1,234" in run("deployments", "usage", *options)[1]
     assert "alice" in run("deployments", "usage", "--by", "person")[1]
-    assert run("deployments", "usage", "--by", "colour")[0] != 0
+    assert run("deployments", "usage", "--by", "team")[0] != 0  # one has its own
     rotated = run("keys", "rotate", made.pk, "--overlap", "2")[1].strip()
     made.refresh_from_db()
     assert (made.digest, rotated != key) == (key_hash(rotated), True)
