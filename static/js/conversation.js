@@ -9,7 +9,6 @@
   const button = (name) => form.querySelector(`[data-${name}]`);
   const stop = button("stop");
   const { gateway } = form.dataset;
-  const NOT_KNOWN_YET_MS = 1500; // a gateway reads keys once a second
   const FOLLOW_MS = 2000;
   let messages = []; // of the conversation, without the system prompt
   let key = "";
@@ -79,17 +78,11 @@
   };
 
   const ask = async (body, signal) => {
-    const isFirst = !key;
     key ||= await fetchKey();
-    const send = () => fetch(`${gateway}/${path()}`, {
+    const answer = await fetch(`${gateway}/${path()}`, {
       method: "POST", signal, body: JSON.stringify(body),
       headers: { Authorization: `Bearer ${key}`, "Content-Type": "application/json" },
     });
-    let answer = await send();
-    if (answer.status === 401 && isFirst) {
-      await new Promise((done) => { setTimeout(done, NOT_KNOWN_YET_MS); });
-      answer = await send();
-    }
     if (answer.status === 401) key = "";
     return answer;
   };

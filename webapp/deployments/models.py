@@ -159,7 +159,7 @@ class Replica(UlidModel):
 
     @property
     def not_answering_since(self) -> datetime | None:
-        """Return since when its host has no endpoint there; None for a silence before a restart."""
+        """Return since when its host has no endpoint there; not since before it was loaded."""
         if self.silent_since is None or self.ready_at is None:
             return None
         return self.silent_since if self.silent_since >= self.ready_at else None

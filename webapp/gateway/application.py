@@ -230,7 +230,7 @@ class Gateway:
         return key
 
     async def _renewed(self, key_id: str, most: int) -> None:
-        """Wait for what the database says from now on, unless so many with this key do; "": none."""
+        """Wait for what the database says from now on, unless so many with a key ("": none) do."""
         if self._renewing[key_id] >= most:
             return
         self._renewing[key_id] += 1

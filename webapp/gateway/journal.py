@@ -157,7 +157,7 @@ class Journal:
         with self._lock:
             try:
                 self._current().append(answer.line)
-                self._pending.update(tokens_of([answer]))
+                self._pending.update(tokens_by_period([answer]))
             except OSError as error:
                 log.warning("an answer is not counted", cause=str(error), answer=answer)
             if self._open.pop(opened.slot, None) is not None:
@@ -364,10 +364,10 @@ def count_file(path: Path, *, is_left: bool = False) -> Tokens:
         if not fenced.update(counted_bytes=len(whole), has_open=not is_left):
             transaction.set_rollback(True)  # another process counted it meanwhile
             return Counter()
-    return tokens_of(answers)
+    return tokens_by_period(answers)
 
 
-def tokens_of(answers: Iterable[Answer]) -> Tokens:
+def tokens_by_period(answers: Iterable[Answer]) -> Tokens:
     """Return the tokens of answers, each in its day and in its month."""
     tokens: Tokens = Counter()
     for each in answers:
