@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from planner.catalog.reading import data_json, data_text, data_toml
+from planner.cost.queueing import Client
 from planner.cost.training import LOSS_FP32_COPIES
 from planner.cost.weights import WIDE
 from planner.specs.base import BadRequestError, Dtype, Spec
@@ -184,7 +185,6 @@ class Engine(Spec):
     step_spreads: dict[str, float] = Field(default_factory=dict)
     serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     full_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
-    arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)
     ttft_spreads: dict[str, float] = Field(default_factory=dict)
     stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
@@ -379,7 +379,6 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
     generic_role = generic_engines().get(name, "serving")
     role: EngineRole = own["role"] if own else "training" if training else generic_role
     fitted = fitted_factors(name, kind, role)
-    arrival_factors = {"any": arrival_priors(), **fitted.get("arrival_factors", {})}
     return Engine.model_validate(
         {
             "key": name,
@@ -391,7 +390,6 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
             **ROLE_DEFAULTS[role],
             **(own or {}),
             **fitted,
-            "arrival_factors": arrival_factors,
         }
     )
 
@@ -415,9 +413,10 @@ def _refuse_misspelt(name: str) -> None:
         )
 
 
-def arrival_priors() -> dict[str, float]:
-    """Return the default arrival parameters of closed-loop clients."""
-    return dict(data_toml("engines.toml")["arrivals"])
+@cache
+def client_of_sweeps() -> Client:
+    """Return how the callers of published closed loops send their requests."""
+    return Client(**data_toml("engines.toml")["client"])
 
 
 @cache

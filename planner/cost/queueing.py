@@ -11,135 +11,241 @@ BATCHING = "Agrawal et al. 2024 (Sarathi-Serve), arXiv:2403.02310: prefill besid
 MAX_BUSY_RATIO = 0.98  # the mean wait of an infinite queue diverges at 1
 
 
-class ArrivalParameters(NamedTuple):
-    """How arrivals coincide and how the engine admits them; independent arrivals have no burst.
+class Client(NamedTuple):
+    """How the callers of a closed loop send their requests.
 
-    ``burst_ratio`` is the share of requests that arrive in a burst with all others;
-    ``prompts_ahead`` the number of prompts queued before each of the rest; ``withheld_slots`` the
-    number of callers that the engine delays despite free memory; ``company_ratio`` the share of
-    the free places in a prefill pass that other prompts fill; ``steps_awaited`` the number of
-    decode steps before a decoding engine makes the first token of a new request.
+    ``calls`` is the number of requests of each caller, one after the other; ``length_range`` the
+    difference between the longest and the shortest answer, as a share of the mean. The first calls
+    of all callers are sent at once.
     """
 
-    burst_ratio: Quantity = 0.0
-    prompts_ahead: Quantity = 0.0
-    withheld_slots: Quantity = 0.0
-    company_ratio: Quantity = 0.0
-    steps_awaited: Quantity = 1.5
+    calls: float
+    length_range: float
+
+
+class Schedule(NamedTuple):
+    """The steps that a request takes part in, in a continuous batch.
+
+    ``steps`` mixed steps of ``step_tokens`` prompt tokens each pass until its first token. Of the
+    steps that make its further tokens, a share ``mixed_ratio`` also reads ``mixed_tokens`` of
+    other prompts. A share ``burst_ratio`` of the requests is sent together with those of all
+    others: they wait for ``burst_steps`` steps of ``burst_tokens``. A request takes part in
+    ``life_steps`` steps in all.
+    """
+
+    life_steps: float
+    steps: float
+    step_tokens: float
+    mixed_ratio: float
+    mixed_tokens: float
+    burst_ratio: float = 0.0
+    burst_steps: float = 0.0
+    burst_tokens: float = 0.0
 
 
 @equation(
-    "TPOT = t_decode + (b-1)/s_out · (1 - f/2) · t_slot",
+    "w = min(L, sqrt((b·p/C)² + (c-2)/2 · (d·s_out)²))",
+    unit="steps",
+    symbols={
+        "life_steps": "L",
+        "running": "b",
+        "prompt_steps": "p/C",
+        "calls": "c",
+        "spread_steps": "d·s_out",
+    },
+    source="callers who start at once stay as far apart as their first prompts took to read, and "
+    "drift apart by the differences of their answers; checked against the simulation of all steps",
+)
+def arrival_window(
+    *,
+    life_steps: Quantity,
+    running: Quantity,
+    prompt_steps: Quantity,
+    calls: Quantity,
+    spread_steps: Quantity,
+) -> Quantity:
+    """Return the steps over which the next calls of all callers are spread, at most a life."""
+    drift = maximum(0.0, calls - 2) / 2 * spread_steps**2
+    return minimum(life_steps, ((running * prompt_steps) ** 2 + drift) ** 0.5)
+
+
+@equation(
+    "V = max(min(u/(2·(1-u)), sqrt(o)/2) · p · (u where p < C), q·C)",
+    unit="tokens",
+    symbols={
+        "busy_ratio": "u",
+        "others": "o",
+        "prompt_tokens": "p",
+        "step_tokens": "C",
+        "queued_steps": "q",
+    },
+    source="Pollaczek-Khinchine (M/D/1), limited by how far o arrivals can crowd by chance; a "
+    "closed loop whose prompts take longer to read than an answer to make waits the q steps more",
+)
+def tokens_ahead(
+    *,
+    busy_ratio: Quantity,
+    others: Quantity,
+    prompt_tokens: Quantity,
+    step_tokens: Quantity,
+    queued_steps: Quantity = 0.0,
+) -> Quantity:
+    """Return the mean prompt tokens queued before a request that does not share its step."""
+    busy = minimum(busy_ratio, MAX_BUSY_RATIO)
+    queue = minimum(busy / (2 * (1 - busy)), maximum(0.0, others) ** 0.5 / 2) * prompt_tokens
+    queue = queue * where(prompt_tokens < step_tokens, busy, 1.0)
+    return maximum(queue, queued_steps * step_tokens)
+
+
+@equation(
+    "r = p + V + min(a·p, n·C - p)",
+    unit="tokens",
+    symbols={
+        "prompt_tokens": "p",
+        "ahead_tokens": "V",
+        "arrivals_per_step": "a",
+        "own_steps": "n",
+        "step_tokens": "C",
+    },
+    source=f"{BATCHING}; the room of one's own steps goes to those who arrive in them",
+)
+def tokens_until_first(
+    *,
+    prompt_tokens: Quantity,
+    ahead_tokens: Quantity,
+    arrivals_per_step: Quantity,
+    own_steps: Quantity,
+    step_tokens: Quantity,
+) -> Quantity:
+    """Return the mean prompt tokens that the engine reads until a request's first token."""
+    room = maximum(0.0, own_steps * step_tokens - prompt_tokens)
+    return prompt_tokens + ahead_tokens + minimum(arrivals_per_step * prompt_tokens, room)
+
+
+@equation(
+    "m = w/L · max(u, 1 - exp(-a·n))",
+    unit="share",
+    symbols={
+        "window_steps": "w",
+        "life_steps": "L",
+        "busy_ratio": "u",
+        "arrivals_per_step": "a",
+        "own_steps": "n",
+    },
+    source="Poisson arrivals within the window: how often at least one prompt is read in a step",
+)
+def mixed_share(
+    *,
+    window_steps: Quantity,
+    life_steps: Quantity,
+    busy_ratio: Quantity,
+    arrivals_per_step: Quantity,
+    own_steps: Quantity,
+) -> Quantity:
+    """Return the share of an engine's steps that read prompts beside decoding."""
+    read: Quantity = 1 - np.exp(-1 * arrivals_per_step * own_steps)
+    return window_steps / life_steps * maximum(minimum(busy_ratio, 1.0), read)
+
+
+@equation(
+    "n_b = max(1, min(b·p/C, max(p/C, (b+1)/2 · p/C + 1/2)))",
+    unit="steps",
+    symbols={"running": "b", "prompt_steps": "p/C"},
+    source="mean place in a burst of b prompts, which are read in steps of C tokens",
+)
+def steps_in_burst(*, running: Quantity, prompt_steps: Quantity) -> Quantity:
+    """Return the mean number of steps until a request's first token if all are sent at once."""
+    mean = maximum(prompt_steps, (running + 1) / 2 * prompt_steps + 0.5)
+    return maximum(1.0, minimum(running * prompt_steps, mean))
+
+
+@equation(
+    "TPOT = t_decode + m · (t_mixed - t_step) / e",
     unit="s",
     symbols={
         "decode_s": "t_decode",
-        "running": "b",
-        "output_tokens": "s_out",
-        "slot_s": "t_slot",
-        "burst_ratio": "f",
+        "mixed_ratio": "m",
+        "mixed_s": "t_mixed",
+        "step_s": "t_step",
+        "tokens_per_step": "e",
     },
-    source=f"{BATCHING}; of a burst only the later half is prefilled beside a request's decode",
+    source=f"{BATCHING}; e tokens a step with speculation, else 1",
 )
 def mean_token_gap(
     *,
     decode_s: Quantity,
-    running: Quantity,
-    output_tokens: Quantity,
-    slot_s: Quantity,
-    burst_ratio: Quantity,
+    mixed_ratio: Quantity,
+    mixed_s: Quantity,
+    step_s: Quantity,
+    tokens_per_step: Quantity = 1.0,
 ) -> Quantity:
     """Return the mean seconds between two tokens of a request in a continuous batch."""
-    return decode_s + (running - 1) / output_tokens * (1 - burst_ratio / 2) * slot_s
+    return decode_s + mixed_ratio * maximum(0.0, mixed_s - step_s) / tokens_per_step
 
 
 @equation(
-    "t_slot = t_beside + (t_alone - t_beside) / (1 + q · (k-1))",
+    "t_usual = n · t_read + s · q · t_step",
     unit="s",
     symbols={
-        "beside_s": "t_beside",
-        "alone_s": "t_alone",
-        "company_ratio": "q",
-        "prompts_per_pass": "k",
-    },
-    source=f"{BATCHING}; the prompts of one pass read the weights and issue the operators once",
-)
-def prompt_slot(
-    *, beside_s: Quantity, alone_s: Quantity, company_ratio: Quantity, prompts_per_pass: Quantity
-) -> Quantity:
-    """Return the delay in seconds that one prefill adds to the other requests.
-
-    ``alone_s`` is the time of a pass with only this prompt, ``beside_s`` its extra time in a
-    shared pass; ``prompts_per_pass`` is the number of such prompts in the token budget of a step.
-    """
-    prompts = 1 + company_ratio * (prompts_per_pass - 1)
-    return beside_s + (alone_s - beside_s) / prompts
-
-
-@equation(
-    "n = f · (b-1)/2 + (1-f) · min(a, (b-1)/2)",
-    unit="prompts",
-    symbols={"running": "b", "burst_ratio": "f", "prompts_ahead": "a"},
-    source="mean place in a burst of b; otherwise the prompts that fell into the steps before",
-)
-def prompts_waited_for(
-    *, running: Quantity, burst_ratio: Quantity, prompts_ahead: Quantity
-) -> Quantity:
-    """Return the mean number of prefills queued before a request's own."""
-    burst = (running - 1) / 2
-    return burst_ratio * burst + (1 - burst_ratio) * minimum(prompts_ahead, burst)
-
-
-@equation(
-    "TTFT = t_prefill + n · t_slot + s · p · t_decode + wait + intake",
-    unit="s",
-    symbols={
-        "prefill_s": "t_prefill",
-        "prompts_before": "n",
-        "slot_s": "t_slot",
-        "decode_s": "t_decode",
-        "decoding_ratio": "p",
+        "steps": "n",
+        "read_s": "t_read",
         "steps_awaited": "s",
-        "wait_s": "wait",
-        "intake_s": "intake",
+        "decoding_ratio": "q",
+        "step_s": "t_step",
     },
-    source=f"{BATCHING}; s = 3/2: half a running step passes, the own prefill shares its step",
+    source=f"{BATCHING}; s steps pass until the engine has the request and its answer is sent",
 )
-def time_to_first_token(
+def usual_time_to_first_token(
     *,
-    prefill_s: Quantity,
-    prompts_before: Quantity,
-    slot_s: Quantity,
-    decode_s: Quantity,
+    steps: Quantity,
+    read_s: Quantity,
+    steps_awaited: Quantity,
     decoding_ratio: Quantity,
-    wait_s: Quantity,
-    intake_s: Quantity,
-    steps_awaited: Quantity = 1.5,
+    step_s: Quantity,
 ) -> Quantity:
-    """Return the mean seconds from a request's arrival to its first token.
+    """Return the seconds to the first token of a request that is not sent with all others.
 
     ``decoding_ratio`` is the probability that other requests decode on arrival.
     """
-    decode_delay = steps_awaited * decoding_ratio * decode_s
-    return prefill_s + prompts_before * slot_s + decode_delay + wait_s + intake_s
+    return steps * read_s + steps_awaited * decoding_ratio * step_s
 
 
 @equation(
-    "wait = (c - b + min(w, b-1)) / b · T",
+    "TTFT = (1-f) · t_usual + f · n_b · t_burst + wait + intake",
     unit="s",
     symbols={
-        "offered": "c",
-        "running": "b",
-        "withheld_slots": "w",
-        "life_s": "T",
+        "usual_s": "t_usual",
+        "burst_ratio": "f",
+        "burst_steps": "n_b",
+        "burst_s": "t_burst",
+        "wait_s": "wait",
+        "intake_s": "intake",
     },
+    source="mean over the requests, of which a share f is sent at once with all others",
+)
+def time_to_first_token(
+    *,
+    usual_s: Quantity,
+    burst_ratio: Quantity,
+    burst_steps: Quantity,
+    burst_s: Quantity,
+    wait_s: Quantity,
+    intake_s: Quantity,
+) -> Quantity:
+    """Return the mean seconds from a request's arrival to its first token."""
+    together = burst_ratio * burst_steps * burst_s
+    return (1 - burst_ratio) * usual_s + together + wait_s + intake_s
+
+
+@equation(
+    "wait = (c - b) / b · T",
+    unit="s",
+    symbols={"offered": "c", "running": "b", "life_s": "T"},
     source="Little 1961: callers beyond the slots wait until a request of b leaves",
 )
-def slot_wait(
-    *, offered: Quantity, running: Quantity, withheld_slots: Quantity, life_s: Quantity
-) -> Quantity:
+def slot_wait(*, offered: Quantity, running: Quantity, life_s: Quantity) -> Quantity:
     """Return the mean seconds that a request waits for a slot."""
-    withheld = minimum(withheld_slots, running - 1)  # the last slot is never withheld
-    return (offered - running + withheld) / running * life_s
+    return (offered - running) / running * life_s
 
 
 @equation(

@@ -443,13 +443,12 @@ made other rows worse, or that would only have memorised these, was dropped.
   no exchange hidden behind the backward pass, and ports of 12.5 and of 6.25 GB/s: the choice stays
   5.9 % behind, and those for the 13B fall 11 % and 25 % behind. Next: the layout of its fabric,
   which the source does not describe.
-- **Published speeds of SGLang at more than eight requests** (median 1.6 times too fast). The fit
-  charges a new prompt 13 to 29 % of its own prefill pass, because in the sweeps that it is fitted
-  to callers of one length run in step and their prompts share passes; in the published runs each
-  prompt stops decoding for about a whole pass (DeepSeek-R1 on B200: 108 ms measured, 38 charged,
-  169 for a pass alone). Tried and not kept, as these rows would have chosen it: a pass of its own
-  for every prompt (15 SGLang rows: median ratio 0.64 → 1.04, but vLLM 0.98 → 1.13). Next: sharing
-  that falls with the spread of prompt lengths. H20's decode (three fifths of an H200's at the same
+- **Published speeds of SGLang at more than eight requests** (1.6 times too fast in the median). A
+  mixed step is costed once for prompts and answers; in the published runs each prompt stops
+  decoding for about a whole pass (DeepSeek-R1 on B200: 108 ms measured, 169 for a pass alone).
+  Tried and not kept, as these rows would have chosen it: a pass of its own for every prompt (15
+  SGLang rows met, vLLM's then 1.13 times too slow). Next: SGLang's order, prompts first.
+  H20's decode (three fifths of an H200's at the same
   bandwidth: 78 of 132 multiprocessors) and DeepSeek's on MI300X are too fast, too.
 """
 
@@ -484,8 +483,8 @@ NOTES = """## How to read it
   twice as fast (drafts, it seems) or four times as slow as their neighbours. The fit hears such
   rows less the further off they lie (errors of Student's t), the figures above count them in full.
 - The rows left out are **not untouched**: some terms, priors and weights were kept or dropped
-  after a look at these very errors. Serving: how far callers of a benchmark fall together, how
-  evenly experts are visited, how many prompts share a pass, that families of chips and measured
+  after a look at these very errors. Serving: that a first token awaits
+  steps of its engine, how evenly experts are visited, that families of chips and measured
   layouts have factors of their own, how little gross rows are heard, that intervals of unseen
   pairs are learnt apart for dense and for sparse models, and that hosts visit each request and
   releases differ in decoding. Steps: the size of a gradient bucket, the

@@ -293,7 +293,7 @@ def serving_request(row: Row) -> JsonObject:
             **layout,
             **_launch_share(row),
         },
-        "engine": f"{row['engine']} {row['engine_version']}".strip(),
+        "engine": f"{row['engine']} {row.get('engine_version', '')}".strip(),
     }
 
 

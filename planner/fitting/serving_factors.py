@@ -19,8 +19,6 @@ from planner.fitting.serving_fitting import (
     strengths_without,
 )
 from planner.fitting.serving_model import (
-    HABITS,
-    PARTS,
     ServingCase,
     consistent_groups,
     natural,
@@ -30,7 +28,7 @@ from planner.fitting.step_fitting import Columns
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass
 
-TABLES = ("serving_dense", "serving_sparse")
+TABLES = ("serving_dense", "serving_sparse", "serving_inferencex")
 FOLDS = 5
 COVERED = 0.8
 Z_80 = 1.2816
@@ -131,14 +129,13 @@ def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
     return spread_fields
 
 
-def factors_by_name(values: Columns, names: Sequence[str]) -> dict[str, float]:
-    """Return factors or arrival parameters by name."""
-    by_name = natural(values)
-    return {name: round_factor(by_name[name]) for name in names}
+def factors_by_name(values: Columns) -> dict[str, float]:
+    """Return factors by name."""
+    return {name: round_factor(factor) for name, factor in natural(values).items()}
 
 
 def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
-    """Return the fields of one engine: factors and arrival parameters, overall and by place.
+    """Return the fields of one engine: factors, overall and by place.
 
     A place is a chip family, a pair of model and family, or a layout of a pair; the latter two
     also per release of the engine.
@@ -153,14 +150,9 @@ def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
         if owner == engine:
             places[place] = fit.release_values(engine, place)
     everywhere = {"any": fit.engine_values(engine)}
-    factors, habits = {**everywhere, **families, **places}, {**everywhere, **places}
+    factors = {**everywhere, **families, **places}
     fields: dict[str, Any] = {
-        "serving_factors": {
-            name: factors_by_name(values, PARTS) for name, values in factors.items()
-        },
-        "arrival_factors": {
-            name: factors_by_name(values, HABITS) for name, values in habits.items()
-        },
+        "serving_factors": {name: factors_by_name(values) for name, values in factors.items()},
     }
     if engine:
         fields["fitted_groups"] = groups
@@ -214,15 +206,12 @@ GRID: dict[str, tuple[float, ...]] = {
     "attention": (0.3, 0.15),
     "tensor_parallel": (0.2, 0.1, 0.4),
     "elementwise": (1.5, 0.7),
-    "company_ratio": (1.5, 0.7),
-    "burst_ratio": (1.0, 2.0),
-    "prompts_ahead": (0.7, 0.35),
     "shared": (1.0, 0.5),
     "engine": (0.3, 0.15, 0.6),
     "engine_alike": (0.3, 1.0),
     "engine_experts": (1.0, 0.5, 2.0),
     "family": (0.5, 0.25, 1.0),
-    "habits": (0.6, 1.0),
+    "waits": (0.6, 1.0),
     "points": (10.0, 5.0, 20.0),
     "pair_experts": (1.0, 0.5, 2.0, 4.0),
 }
@@ -235,8 +224,9 @@ FIXED = {
     "requests": 1.0,
     "8bit": 0.2,
     "4bit": 0.2,
-    "intake": 1.0,
-    "steps_awaited": 0.7,
+    "intake": 0.3,
+    "steps_awaited": 0.4,
+    "engine_waits": 0.4,
 }
 START: dict[str, float] = FIXED | {name: tried[0] for name, tried in GRID.items()}
 TTFT_SHARE = 0.375  # ratio of the goals, 15 and 40 %
@@ -257,7 +247,7 @@ def of_engines(
     rest: Sequence[ServingCase], _: Sequence[ServingCase], strengths: Strengths
 ) -> ServingFit:
     """Return the fit of engines only, from which an unseen pair is predicted."""
-    return fit_engines(rest, strengths)[0]
+    return fit_engines(rest, strengths)
 
 
 def of_pairs(

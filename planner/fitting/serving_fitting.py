@@ -1,4 +1,4 @@
-"""Fit the parts of prefill and decode, and the arrival parameters, to published sweeps.
+"""Fit the parts of prefill and decode, and the waits, to published sweeps.
 
 A point's values are sums over levels: common to all engines, per engine, per chip family
 (kernels), per pair of model and chip, and per layout of a pair. Each level is shrunk towards zero,
@@ -16,11 +16,13 @@ import numpy as np
 
 from planner.catalog.reading import data_json
 from planner.fitting.serving_model import (
+    AWAITED,
+    CEILING,
     DECODE,
     FLOOR,
-    FREE,
-    NAMES,
+    INTAKE,
     PARTS,
+    PASSES,
     PREFILL,
     Pair,
     ServingCase,
@@ -43,18 +45,19 @@ ROUNDS, TRIES = 30, 6
 DAMPING, EASIER, HARDER, LEAST_DAMPING = 1e-2, 0.2, 5.0, 1e-6
 LONGEST_STEP = 1.0
 CONVERGED = 1e-4
-SCALES = np.zeros((len(NAMES), 2))  # one factor for all decode and one for all prefill parts
+SCALES = np.zeros((len(PARTS), 2))  # one factor for all decode and one for all prefill parts
 SCALES[DECODE, 0] = 1.0
 SCALES[PREFILL, 1] = 1.0
 DECODE_SCALE = SCALES[:, :1]
-OWN_HABITS = np.eye(len(NAMES))[:, FREE]
-OF_DECODING = np.eye(len(NAMES))[:, DECODE]  # parts that a chip family's kernels determine
-# What a decode step of a mixture takes beyond a dense one's, which a pair may have alone: kernels
-# of one format and width, tuned or not.
-OWN_EXPERTS = np.eye(len(NAMES))[:, [NAMES.index(f"decode_{part}") for part in sorted(OF_EXPERTS)]]
-WITHOUT_EXPERTS = np.eye(len(NAMES)) - OWN_EXPERTS @ OWN_EXPERTS.T
-PRIOR_EXPERTS = OWN_EXPERTS @ OWN_EXPERTS.T @ pack_values({})
-PAIR_BASIS = np.hstack([SCALES, OWN_HABITS, OWN_EXPERTS])
+OWN_WAITS = np.eye(len(PARTS))[:, [AWAITED, INTAKE]]
+OF_DECODING = np.eye(len(PARTS))[:, DECODE]  # parts that a chip family's kernels determine
+# What a step of a mixture takes beyond a dense one's, which a pair may have alone: kernels of one
+# format and width, tuned or not. An engine measured with one mixture would otherwise give the
+# kernels of that mixture to all others.
+OWN_EXPERTS = np.eye(len(PARTS))[
+    :, [PARTS.index(f"{phase}_{part}") for phase in PASSES for part in sorted(OF_EXPERTS)]
+]
+PAIR_BASIS = np.hstack([SCALES, OWN_WAITS, OWN_EXPERTS])
 PAIR_SCALE_SPREAD = 0.3
 
 
@@ -111,7 +114,7 @@ class ServingFit:
         They are of the case's pair of model and family, or of its layout or release, if fitted.
         """
         rows = [self.place_values(c.engine, c.group, c.layout, c.release) for c in cases]
-        return np.array(rows).reshape(len(cases), len(NAMES))
+        return np.array(rows).reshape(len(cases), len(PARTS))
 
 
 def family_of(group: str) -> str:
@@ -124,9 +127,8 @@ def family_of(group: str) -> str:
 
 
 def clip_factors(values: Columns) -> Columns:
-    """Return values with factors clipped to their lower bounds."""
-    clipped = values.copy()
-    clipped[..., : len(PARTS)] = np.maximum(clipped[..., : len(PARTS)], FLOOR)
+    """Return values with factors clipped to their bounds."""
+    clipped: Columns = np.clip(values, FLOOR, CEILING)
     return clipped
 
 
@@ -144,8 +146,8 @@ def strengths_without(part: str) -> Strengths:
 def part_of(name: str) -> str:
     """Return the part of a named value without its phase.
 
-    >>> part_of("decode_tensor_parallel"), part_of("burst_ratio")
-    ('tensor_parallel', 'burst_ratio')
+    >>> part_of("decode_tensor_parallel"), part_of("steps_awaited")
+    ('tensor_parallel', 'steps_awaited')
     """
     phase, _, rest = name.partition("_")
     return rest if phase in {"decode", "prefill"} else name
@@ -153,13 +155,14 @@ def part_of(name: str) -> str:
 
 def spreads(strengths: Strengths) -> Columns:
     """Return the prior spread of each value, before scaling by level."""
-    return np.array([strengths.get(part_of(name), strengths["8bit"]) for name in NAMES])
+    return np.array([strengths.get(part_of(name), strengths["8bit"]) for name in PARTS])
 
 
 def engine_spreads(strengths: Strengths) -> Columns:
     """Return the prior spreads of an engine's values about the common values."""
     scaled = spreads(strengths) * strengths["engine"]
-    for index, name in enumerate(NAMES):
+    scaled[AWAITED] = strengths["engine_waits"]
+    for index, name in enumerate(PARTS):
         if part_of(name) in ENGINE_INDEPENDENT_PARTS:
             scaled[index] *= strengths["engine_alike"]
         if part_of(name) in OF_EXPERTS:
@@ -193,10 +196,8 @@ def fit_serving(
 
     ``requested_pairs`` restricts the fit of pairs to these.
     """
-    fit, habits = fit_engines(cases, strengths)
-    pairs_to_fit = (
-        habits if requested_pairs is None else {pair for pair in requested_pairs if pair in habits}
-    )
+    fit, measured = fit_engines(cases, strengths), {case.pair for case in cases}
+    pairs_to_fit = measured if requested_pairs is None else measured.intersection(requested_pairs)
     pairs: dict[Pair, Columns] = {}
     layouts: dict[Pair, Columns] = {}
     releases: dict[Pair, Columns] = {}
@@ -208,18 +209,16 @@ def fit_serving(
     return replace(fit, pairs=pairs, layouts=layouts, releases=releases)
 
 
-def fit_engines(
-    cases: Sequence[ServingCase], strengths: Strengths
-) -> tuple[ServingFit, dict[Pair, Columns]]:
-    """Return the values of engines and families, and the habits of pairs fitted with them."""
+def fit_engines(cases: Sequence[ServingCase], strengths: Strengths) -> ServingFit:
+    """Return the values of engines and families."""
     prior_values = pack_values({})
     if not cases:
-        return ServingFit(prior_values), {}
+        return ServingFit(prior_values)
     engines = sorted({case.engine for case in cases})
     families = sorted({family_of(case.group) for case in cases})
     pairs = sorted({case.pair for case in cases})
     base_spreads = spreads(strengths)
-    everywhere, identity = np.ones(len(cases)), np.eye(len(NAMES))
+    everywhere, identity = np.ones(len(cases)), np.eye(len(PARTS))
     levels = [Level(everywhere, identity, base_spreads * strengths["shared"])]
     for engine in engines:
         members = where_true(case.engine == engine for case in cases)
@@ -229,72 +228,15 @@ def fit_engines(
         levels.append(Level(members, OF_DECODING, base_spreads[DECODE] * strengths["family"]))
     for pair in pairs:
         members = where_true(case.pair == pair for case in cases)
-        levels.append(Level(members, OWN_HABITS, base_spreads[FREE] * strengths["habits"]))
+        levels.append(Level(members, OWN_EXPERTS, expert_spreads(strengths)))
     sweep, weights = sweep_of(cases), weights_of(cases, strengths["points"])
     base = np.tile(prior_values, (len(cases), 1))
     shared, *additions = descend(sweep, weights, base, levels, PAIRS_APART)
     added = dict(zip((*engines, *families), additions, strict=False))
-    habits = dict(zip(pairs, additions[-len(pairs) :], strict=True))
-    fit = ServingFit(
+    return ServingFit(
         prior_values + shared,
         {engine: added[engine] for engine in engines},
         {family: OF_DECODING @ added[family] for family in families},
-    )
-    return _experts_apart(cases, strengths, fit, habits), habits
-
-
-def _experts_apart(
-    cases: Sequence[ServingCase],
-    strengths: Strengths,
-    fit: ServingFit,
-    habits: Mapping[Pair, Columns],
-) -> ServingFit:
-    """Return a fit whose expert parts are those that pairs do not have alone.
-
-    An engine measured with one mixture would give the kernels of that mixture to all others: with
-    a level of pairs below the engines, what one pair shows moves its engine by the share of their
-    variances. All other parts keep their values, which dense models determine.
-    """
-    sparse = [case for case in cases if case.is_sparse]
-    if not sparse:
-        return fit
-    engines = sorted({case.engine for case in sparse})
-    base_values = {
-        pair: PRIOR_EXPERTS + WITHOUT_EXPERTS @ fit.engine_values(pair[0], family_of(pair[1]))
-        for pair in {case.pair for case in sparse}
-    }
-    pairs = sorted(base_values)
-    groups = [("", spreads(strengths) * strengths["shared"])]
-    groups += [(engine, engine_spreads(strengths)) for engine in engines]
-    levels = [
-        Level(
-            where_true(engine in {"", case.engine} for case in sparse),
-            OWN_EXPERTS,
-            group_spreads @ OWN_EXPERTS,
-        )
-        for engine, group_spreads in groups
-    ]
-    for pair in pairs:
-        members = where_true(case.pair == pair for case in sparse)
-        levels.append(Level(members, OWN_EXPERTS, expert_spreads(strengths)))
-    base = np.array(
-        [
-            base_values[case.pair]
-            + OWN_HABITS @ habits[case.pair]
-            + OWN_EXPERTS @ OWN_EXPERTS.T @ fit.families[family_of(case.group)]
-            for case in sparse
-        ]
-    )
-    weights = weights_of(sparse, strengths["points"])
-    shared, *additions = descend(sweep_of(sparse), weights, base, levels, PAIRS_APART)
-    own = dict(zip(engines, additions, strict=False))
-    return replace(
-        fit,
-        shared=WITHOUT_EXPERTS @ fit.shared + PRIOR_EXPERTS + OWN_EXPERTS @ shared,
-        engines={
-            engine: WITHOUT_EXPERTS @ added + OWN_EXPERTS @ own.get(engine, np.zeros(len(shared)))
-            for engine, added in fit.engines.items()
-        },
     )
 
 
@@ -303,7 +245,7 @@ def fit_pair(
 ) -> tuple[Columns, dict[str, Columns]]:
     """Return a pair's addition to its engine, and each measured layout's addition to the pair.
 
-    A pair has its own arrival parameters and a common factor for its passes; in a layout every
+    A pair has its own waits and a common factor for its passes; in a layout every
     part may differ.
     """
     added, *layout_additions = descend_pair(cases, fit, pair_levels(cases, strengths))
@@ -348,14 +290,14 @@ def layouts_of(cases: Iterable[ServingCase]) -> list[str]:
 def pair_levels(cases: Sequence[ServingCase], strengths: Strengths) -> list[Level]:
     """Return the levels of one pair: one for all its cases, then one per layout."""
     own = spreads(strengths)
-    own[FREE] *= strengths["habits"]
+    own[[AWAITED, INTAKE]] = strengths["waits"]
     pair_spreads = np.concatenate(
-        [np.full(2, PAIR_SCALE_SPREAD), own[FREE], expert_spreads(strengths)]
+        [np.full(2, PAIR_SCALE_SPREAD), own[[AWAITED, INTAKE]], expert_spreads(strengths)]
     )
     levels = [Level(np.ones(len(cases)), PAIR_BASIS, pair_spreads)]
     for layout in layouts_of(cases):
         members = where_true(case.layout == layout for case in cases)
-        levels.append(Level(members, np.eye(len(NAMES)), own * strengths["layout"]))
+        levels.append(Level(members, np.eye(len(PARTS)), own * strengths["layout"]))
     return levels
 
 

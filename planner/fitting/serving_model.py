@@ -5,25 +5,19 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.catalog.engines import arrival_priors
-from planner.cost.column import single
 from planner.cost.quantity import Ledger
-from planner.cost.queueing import (
-    ArrivalParameters,
-    mean_token_gap,
-    prompt_slot,
-    prompts_waited_for,
-    slot_wait,
-    time_to_first_token,
-)
 from planner.fitting.evidence import Row, serving_request
 from planner.fitting.step_fitting import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
-from planner.workload.generate import prefill_cost
 from planner.workload.resolve import resolve
-from planner.workload.serve import serve
-from planner.workload.setting import Setting
+from planner.workload.serve import USUAL_STEPS_AWAITED, serve
+from planner.workload.setting import (
+    BETWEEN_TOKENS,
+    BURST_STEP,
+    DECODING,
+    UNTIL_FIRST_TOKEN,
+)
 
 # Published serving sweeps as input of the fit: the parts of each point's passes, and times.
 
@@ -49,18 +43,19 @@ SWEEP = (
     *("input_len", "output_len"),
 )
 PASSES = ("decode", "prefill")
-NEUTRAL: dict[str, object] = {"serving_factors": {}, "arrival_factors": {}}
+NEUTRAL: dict[str, object] = {"serving_factors": {}}
 BEATING_SHARE = 0.2
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class ServingCase:
-    """One measured point: the seconds of each part at factor 1, its load, and its times.
+    """One measured point: the seconds of each part of its two times at factor 1, and the times.
 
-    ``prefill_s`` is the pass of one prompt alone, ``beside_s`` what the prompt adds to a pass that
-    runs anyway. ``lanes`` is the number of prompts that stages and attention ranks process
-    concurrently.
+    ``gap_s`` are the parts of the time per output token, ``first_s`` those of the time to the
+    first token and ``step_s`` those of a decode step, all over the parts of decode and then of
+    prefill. To the time to the first token come ``awaited_steps`` decode steps, ``queued_tokens``
+    times the time per output token, and ``intake_s``.
     """
 
     row_id: str
@@ -72,21 +67,18 @@ class ServingCase:
     sweep: str
     is_sparse: bool
     width: str
-    decode_s: Columns
-    prefill_s: Columns
-    beside_s: Columns
-    lanes: float
-    prompts_per_pass: float
-    offered: float
-    running: float
-    output_tokens: float
+    gap_s: Columns
+    first_s: Columns
+    step_s: Columns
+    awaited_steps: float
+    queued_tokens: float
     intake_s: float
     tpot_s: float
     ttft_s: float
 
     @property
     def pair(self) -> Pair:
-        """Return the (engine, group) whose arrival behaviour the point shows."""
+        """Return the (engine, group) whose waits the point shows."""
         return self.engine, self.group
 
     def beats_the_peak(self) -> bool:
@@ -95,10 +87,8 @@ class ServingCase:
         Such a point had something that its row does not state: a shared prefix, draft tokens, or a
         separate prefill.
         """
-        floor = np.array([LEAST_AT_PEAK.get(part, 0.0) for part in PASS_PARTS])
-        prompt = float(self.beside_s @ floor) / self.lanes
-        least = float(self.decode_s @ floor) + (self.running - 1) / self.output_tokens * prompt
-        return self.tpot_s < least
+        floor = np.array([LEAST_AT_PEAK.get(part, 0.0) for part in PASS_PARTS] * len(PASSES))
+        return self.tpot_s < float(self.gap_s @ floor)
 
 
 def parts_of(ledger: Ledger, group: str) -> Columns:
@@ -110,6 +100,12 @@ def parts_of(ledger: Ledger, group: str) -> Columns:
     return np.array(list(seconds.values()))
 
 
+def mixed_parts_of(ledger: Ledger, group: str) -> Columns:
+    """Return the seconds of a mixed step by part of decode and of prefill."""
+    decoding = parts_of(ledger, f"{group}{DECODING}")
+    return np.concatenate([decoding, parts_of(ledger, group)])
+
+
 def serving_case(row: Row) -> ServingCase:
     """Return a row as its parts, from the ledger of an uncalibrated estimate."""
     setting = resolve(EstimateRequest.model_validate(serving_request(row)))
@@ -118,14 +114,21 @@ def serving_case(row: Row) -> ServingCase:
     if not isinstance(workload, ServeWorkload) or workload.concurrency is None:
         raise TypeError("only rows of a closed loop have callers")
     serve(setting, workload, ledger)
-    inputs = {
-        entry.key: {each.name: float(each.value) for each in entry.inputs()}
-        for entry in ledger.entries
-        if entry.key in {"tpot", "ttft", "slot"}
-    }
-    running = inputs["tpot"]["running"]
-    lanes = min(running, single(setting.layout.attention_data))
-    prefill = parts_of(ledger, "prefill")
+    terms = {entry.key: entry for entry in ledger.entries}
+    tpot, usual, ttft = (
+        {each.name: float(each.value) for each in terms[key].inputs()}
+        for key in ("tpot", "usual_ttft", "ttft")
+    )
+    queued_ratio = 0.0
+    if "slot_wait" in terms:
+        waits = {each.name: float(each.value) for each in terms["slot_wait"].inputs()}
+        queued_ratio = waits["offered"] / waits["running"] - 1
+    nothing = np.zeros(len(PASS_PARTS))
+    decode = np.concatenate([parts_of(ledger, "decode"), nothing])
+    prompt = np.concatenate([nothing, parts_of(ledger, "prefill")])
+    mixed, burst = tpot["mixed ratio"], ttft["burst ratio"]
+    first = (1 - burst) * usual["steps"] * mixed_parts_of(ledger, UNTIL_FIRST_TOKEN)
+    first = first + burst * ttft["burst steps"] * mixed_parts_of(ledger, BURST_STEP)
     return ServingCase(
         row_id=row["row_id"],
         engine=row["engine"],
@@ -136,25 +139,15 @@ def serving_case(row: Row) -> ServingCase:
         sweep="/".join(row.get(name) or "1" for name in SWEEP),
         is_sparse=setting.model.is_moe,
         width=setting.unit_width,
-        decode_s=parts_of(ledger, "decode"),
-        prefill_s=prefill,
-        beside_s=_doubled_pass(setting, workload, lanes) - prefill,
-        lanes=lanes * setting.layout.pipeline,
-        prompts_per_pass=inputs["slot"]["prompts per pass"],
-        offered=max(1.0, workload.concurrency / setting.layout.data),
-        running=running,
-        output_tokens=float(workload.output_tokens),
-        intake_s=inputs["ttft"]["intake s"],
+        gap_s=(1 - mixed) * decode + mixed * mixed_parts_of(ledger, BETWEEN_TOKENS),
+        first_s=first + queued_ratio * prompt,
+        step_s=decode,
+        awaited_steps=(1 - burst) * usual["decoding ratio"] * USUAL_STEPS_AWAITED,
+        queued_tokens=queued_ratio * (workload.output_tokens - 1),
+        intake_s=ttft["intake s"],
         tpot_s=float(row["tpot_ms"]) / 1e3,
         ttft_s=float(row["ttft_ms"]) / 1e3,
     )
-
-
-def _doubled_pass(setting: Setting, workload: ServeWorkload, lanes: float) -> Columns:
-    """Return the parts of a pass over twice as many prompts."""
-    ledger = Ledger()
-    prefill_cost(setting, ledger, 2 * lanes, workload.input_tokens)
-    return parts_of(ledger, "prefill")
 
 
 def consistent_groups(cases: Iterable[ServingCase]) -> tuple[ServingCase, ...]:
@@ -179,148 +172,72 @@ PARTS = (
     *(f"{phase}_{part}" for phase in PASSES for part in PASS_PARTS),
     "intake",
     *(f"prefill_{width}" for width in WIDTHS),
+    "steps_awaited",
 )
-HABITS = ("burst_ratio", "prompts_ahead", "company_ratio", "steps_awaited")
-NAMES = (*PARTS, *HABITS)
-SHARES = frozenset({"burst_ratio", "company_ratio"})
+NUM_PARTS = len(PASSES) * len(PASS_PARTS)
 DECODE = slice(0, len(PASS_PARTS))
-PREFILL = slice(len(PASS_PARTS), 2 * len(PASS_PARTS))
-INTAKE = PARTS.index("intake")
+PREFILL = slice(len(PASS_PARTS), NUM_PARTS)
+OF_PASSES = slice(0, NUM_PARTS)
+INTAKE, AWAITED = PARTS.index("intake"), PARTS.index("steps_awaited")
 NARROW = tuple(PARTS.index(f"prefill_{width}") for width in WIDTHS)
-PRODUCTS = tuple(PASS_PARTS.index(part) for part in ("linear", "experts"))
-FREE = slice(len(PARTS), len(NAMES))
-# Priors of the arrival parameters: those of the benchmarks that the catalog names, a fifth of the
-# room in a pass used by other prompts, 1.5 steps until a request is admitted.
-CENTRES = {**arrival_priors(), "company_ratio": 0.2, "steps_awaited": 1.5}
+PRODUCTS = tuple(PARTS.index(f"prefill_{part}") for part in ("linear", "experts"))
 # Decode steps replay CUDA graphs; prefill passes launch each kernel.
 LAUNCH_FACTOR_PRIOR = 3.0
-CENTRES |= {"prefill_issue": LAUNCH_FACTOR_PRIOR, "prefill_further": LAUNCH_FACTOR_PRIOR}
+CENTRES = {"prefill_issue": LAUNCH_FACTOR_PRIOR, "prefill_further": LAUNCH_FACTOR_PRIOR}
+MOST_STEPS_AWAITED = 60.0
 LEAST_PART = 0.1  # lower bound of any other factor
 FLOOR = np.log(
-    [LEAST_AT_PEAK.get(name.partition("_")[2], LEAST_PART) for name in PARTS[:INTAKE]]
-    + [LEAST_PART, 1.0, 1.0]  # low-bit kernels reach no larger share of their peak
+    [LEAST_AT_PEAK.get(name.partition("_")[2], LEAST_PART) for name in PARTS[OF_PASSES]]
+    + [LEAST_PART, 1.0, 1.0, LEAST_PART]  # low-bit kernels reach no larger share of their peak
 )
-STEP = 1e-5
-LEAST_RISE = 1e-12  # seconds, for passes that take none
+
+
+CEILING = np.full(len(PARTS), np.inf)
+CEILING[AWAITED] = np.log(MOST_STEPS_AWAITED / USUAL_STEPS_AWAITED)
 
 
 def pack_values(natural: Mapping[str, float]) -> Columns:
-    """Return named factors and parameters as a row of values; absent ones take their prior."""
+    """Return named factors as a row of values, their logarithms; absent ones take their prior."""
     by_name = {**dict.fromkeys(PARTS, 1.0), **CENTRES, **natural}
-    return np.array(
-        [
-            np.log(by_name[name] / (1 - by_name[name]))
-            if name in SHARES
-            else np.log(by_name[name])
-            for name in NAMES
-        ]
-    )
+    return np.log([by_name[name] for name in PARTS])
 
 
 def natural(values: Columns) -> dict[str, float]:
-    """Return a row of values as named factors and parameters."""
-    bounded = values.copy()
-    bounded[: len(PARTS)] = np.maximum(bounded[: len(PARTS)], FLOOR)
-    with np.errstate(over="ignore"):
-        powers = np.exp(bounded)
-    by_name = {}
-    for name, power in zip(NAMES, powers, strict=True):
-        by_name[name] = float(power / (1 + power) if name in SHARES else power)
-    return by_name
-
-
-def arrival_parameters_of(values: Columns) -> ArrivalParameters:
-    """Return the arrival parameters of rows of values, as columns."""
-    powers = np.exp(values[:, FREE])
-    by_name = {
-        name: powers[:, index] / (1 + powers[:, index]) if name in SHARES else powers[:, index]
-        for index, name in enumerate(HABITS)
-    }
-    return ArrivalParameters(**by_name)
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The seconds of each point's passes: a decode step, a prompt alone, an added prompt."""
-
-    decode_s: Columns
-    alone_s: Columns
-    beside_s: Columns
-    intake_s: Columns
+    """Return a row of values as named factors."""
+    factors = np.exp(np.clip(values, FLOOR, CEILING))
+    return {name: float(factor) for name, factor in zip(PARTS, factors, strict=True)}
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Many points as columns."""
 
-    decode_s: Columns
-    prefill_s: Columns
-    beside_s: Columns
-    lanes: Columns
-    prompts_per_pass: Columns
-    offered: Columns
-    running: Columns
-    output_tokens: Columns
+    gap_s: Columns
+    first_s: Columns
+    step_s: Columns
+    awaited_steps: Columns
+    queued_tokens: Columns
     intake_s: Columns
     tpot_s: Columns
     ttft_s: Columns
     narrow: Columns
 
     def products(self, values: Columns) -> tuple[Columns, Columns, Columns]:
-        """Return the seconds of every part: decode, prompt alone, added prompt."""
-        factors = np.exp(values[:, : len(PARTS)])
-        prefill = factors[:, PREFILL].copy()
-        width_factor = np.exp((values[:, NARROW] * self.narrow).sum(axis=1))
-        prefill[:, PRODUCTS] *= width_factor[:, None]
-        share = prefill / self.lanes[:, None]
-        return self.decode_s * factors[:, DECODE], self.prefill_s * prefill, self.beside_s * share
+        """Return the seconds of every part of both times, and of a decode step."""
+        factors = np.exp(values[:, OF_PASSES])
+        factors[:, PRODUCTS] *= np.exp((values[:, NARROW] * self.narrow).sum(axis=1))[:, None]
+        return self.gap_s * factors, self.first_s * factors, self.step_s * factors
 
-    def passes(self, values: Columns) -> Passes:
-        """Return the seconds of every point's passes."""
-        decode, alone, added = (part.sum(axis=1) for part in self.products(values))
-        intake = np.exp(values[:, INTAKE]) * self.intake_s
-        return Passes(decode, alone, np.maximum(0.0, added), intake)
-
-    def times(self, passes: Passes, habits: ArrivalParameters) -> tuple[Columns, Columns]:
-        """Return the seconds per output token and to the first token of every point."""
-        slot = prompt_slot(
-            beside_s=passes.beside_s,
-            alone_s=passes.alone_s / self.lanes,
-            company_ratio=habits.company_ratio,
-            prompts_per_pass=self.prompts_per_pass,
-        )
-        tpot = mean_token_gap(
-            decode_s=passes.decode_s,
-            running=self.running,
-            output_tokens=self.output_tokens,
-            slot_s=slot,
-            burst_ratio=habits.burst_ratio,
-        )
-        wait = slot_wait(
-            offered=np.maximum(self.offered, self.running),
-            running=self.running,
-            withheld_slots=habits.withheld_slots,
-            life_s=passes.alone_s + (self.output_tokens - 1) * tpot,
-        )
-        ttft = time_to_first_token(
-            prefill_s=passes.alone_s,
-            prompts_before=prompts_waited_for(
-                running=self.running,
-                burst_ratio=habits.burst_ratio,
-                prompts_ahead=habits.prompts_ahead,
-            ),
-            slot_s=slot,
-            decode_s=passes.decode_s,
-            decoding_ratio=np.where(self.running > 1, 1.0, 0.0),
-            wait_s=wait,
-            intake_s=passes.intake_s,
-            steps_awaited=habits.steps_awaited,
-        )
-        return np.asarray(tpot), np.asarray(ttft)
+    def waits(self, values: Columns) -> tuple[Columns, Columns]:
+        """Return the decode steps that a first token awaits, and the intake in seconds."""
+        awaited = np.exp(values[:, AWAITED]) * self.awaited_steps
+        return awaited, np.exp(values[:, INTAKE]) * self.intake_s
 
     def predict(self, values: Columns) -> tuple[Columns, Columns]:
-        """Return both times of every point, one row of values each."""
-        return self.times(self.passes(values), arrival_parameters_of(values))
+        """Return the seconds per output token and to the first token, one row of values each."""
+        gap, first, step = (parts.sum(axis=1) for parts in self.products(values))
+        awaited, intake = self.waits(values)
+        return gap, first + awaited * step + self.queued_tokens * gap + intake
 
     def wrong(self, values: Columns) -> Columns:
         """Return the log ratios of predicted and measured times, two columns."""
@@ -330,36 +247,20 @@ class Sweep:
 
     def slopes(self, values: Columns) -> Columns:
         """Return the derivatives of the log ratios: point by time by value."""
-        derivatives = np.zeros((len(values), 2, len(NAMES)))
-        decode, alone, beside = self.products(values)
-        rates = self.rates(values)
-        derivatives[:, :, DECODE] = rates["decode_s"][:, :, None] * decode[:, None, :]
-        derivatives[:, :, INTAKE] = rates["intake_s"] * self.passes(values).intake_s[:, None]
-        joined = beside.sum(axis=1) > 0  # an added prompt never shortens a pass
-        for name, parts in (("alone_s", alone), ("beside_s", beside * joined[:, None])):
-            products = parts[:, PRODUCTS].sum(axis=1)[:, None] * self.narrow
-            derivatives[:, :, PREFILL] += rates[name][:, :, None] * parts[:, None, :]
-            derivatives[:, :, NARROW] += rates[name][:, :, None] * products[:, None, :]
-        passes = self.passes(values)
-        base = np.array(self.times(passes, arrival_parameters_of(values))).T
-        for index in range(len(PARTS), len(NAMES)):
-            moved = values.copy()
-            moved[:, index] += STEP
-            rise = np.array(self.times(passes, arrival_parameters_of(moved))).T
-            derivatives[:, :, index] = np.log(rise / base) / STEP
-        return derivatives
-
-    def rates(self, values: Columns) -> dict[str, Columns]:
-        """Return the derivatives of the log times by the seconds of each pass."""
-        passes, habits = self.passes(values), arrival_parameters_of(values)
-        base = np.array(self.times(passes, habits)).T
-        rates_by_pass = {}
-        for field in fields(Passes):
-            seconds = getattr(passes, field.name)
-            more = replace(passes, **{field.name: seconds * (1 + STEP) + LEAST_RISE})
-            rise = np.log(np.array(self.times(more, habits)).T / base)
-            rates_by_pass[field.name] = rise / (getattr(more, field.name) - seconds)[:, None]
-        return rates_by_pass
+        gap, first, step = self.products(values)
+        awaited, intake = self.waits(values)
+        times = np.array(self.predict(values)).T
+        seconds = np.zeros((len(values), 2, len(PARTS)))
+        seconds[:, 0, OF_PASSES] = gap
+        queued = self.queued_tokens[:, None] * gap
+        seconds[:, 1, OF_PASSES] = first + awaited[:, None] * step + queued
+        seconds[:, :, NARROW] = (
+            seconds[:, :, PRODUCTS].sum(axis=2)[:, :, None] * self.narrow[:, None, :]
+        )
+        seconds[:, 1, INTAKE] = intake
+        seconds[:, 1, AWAITED] = awaited * step.sum(axis=1)
+        slopes: Columns = seconds / times[:, :, None]
+        return slopes
 
 
 def sweep_of(cases: Iterable[ServingCase]) -> Sweep:

@@ -26,8 +26,9 @@ from planner.fitting.step_fitting import Columns
 from planner.specs.base import JsonObject
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
+from planner.workload.mixed_steps import MIXED
 from planner.workload.resolve import resolve
-from planner.workload.serve import BESIDE, MIXED, PACKED, serve
+from planner.workload.serve import BESIDE, PACKED, serve
 
 # Published throughput tables as requests: full batches, bursts, static batches, open loops.
 #

@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 
 from planner.cost.quantity import NullLedger
-from planner.cost.queueing import ArrivalParameters
 from planner.search.question import Question, figure, strategy_family_numbers
 from planner.search.rank import (
     UNKNOWN_PERPLEXITY_RATIO,
@@ -26,7 +25,7 @@ from planner.workload.arrivals import StepColumns
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
-from planner.workload.serve import arrival_parameters, intake_seconds, saturation_rate
+from planner.workload.serve import intake_seconds, saturation_rate
 from planner.workload.setting import Setting
 from planner.workload.under_load import (
     Costing,
@@ -226,7 +225,6 @@ class BlockPercentiles:
         means = Performance.model_construct(**row_means)  # type: ignore[arg-type]  # figures of a row
         replica = Replica(
             number=int(self._data[row]),
-            habits=ArrivalParameters(*(float(column[row]) for column in self._habits)),
             budget_tokens=float(self._budgets[row] or self._workload.input_tokens),
             costs=lambda slots, budget: self._steps.costs(row, slots, budget),
         )
@@ -266,10 +264,6 @@ class BlockPercentiles:
     def _intake(self) -> list[float]:
         seconds: list[float] = self._block.column(intake_seconds(self._setting)).tolist()
         return seconds
-
-    @cached_property
-    def _habits(self) -> tuple[Numbers, ...]:
-        return tuple(map(self._block.column, arrival_parameters(self._setting, self._workload)))
 
     @cached_property
     def _steps(self) -> StepColumns:

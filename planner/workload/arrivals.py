@@ -56,6 +56,14 @@ class StepCosts:
         base, each = self._decode_terms_of(batch)
         return base + each * context_tokens
 
+    def mixed_seconds(self, tokens: float, batch: int, context_tokens: float) -> float:
+        """Return the seconds of a step that reads ``tokens`` and decodes ``batch`` requests.
+
+        Everything but attention runs once for the tokens of both.
+        """
+        seconds = self.prefill_seconds(tokens + batch)
+        return seconds + self._decode_terms_of(batch)[1] * context_tokens if batch else seconds
+
     def decode_line(self, batch: int, context_tokens: float) -> tuple[float, float]:
         """Return the seconds of the next decode step and the growth per further step."""
         base, each = self._decode_terms_of(batch)
@@ -212,12 +220,11 @@ class Batching:
     """The scheduling parameters of the simulated engine.
 
     ``slots`` is the maximum number of running requests; ``budget_tokens`` the tokens per step,
-    decode tokens included; with ``prefill_first`` decoding pauses while prompts are queued.
+    decode tokens included.
     """
 
     slots: int
     budget_tokens: float
-    prefill_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -318,7 +325,6 @@ class _Engine:
         self.requests = _Requests(self.traffic)
         self.prompt = self.head_left = self.traffic.prompt_tokens
         self.slots, self.budget = self.batching.slots, self.batching.budget_tokens
-        self.alone = self.batching.prefill_first
         sent = self.requests.sent_s
         # Sorted in reverse: the next call is the last item.
         self.calls = sorted(range(len(sent)), key=lambda index: (-sent[index], -index))
@@ -346,13 +352,10 @@ class _Engine:
 
     def prefill(self) -> None:
         """Run a step that reads prompts and makes one token of each decoding request."""
-        decoding = 0 if self.alone else len(self.finishing)
+        decoding = len(self.finishing)
         budget = self.budget - decoding
         tokens, started = self.take_prompts(budget if budget > 1 else 1.0)
-        seconds = self.costs.prefill_seconds(tokens)
-        if decoding:
-            seconds += self.costs.decode_seconds(decoding, self.context_tokens)
-        self.now_s += seconds
+        self.now_s += self.costs.mixed_seconds(tokens, decoding, self.context_tokens)
         if decoding:
             self.advance(1)
         if started:
@@ -461,11 +464,12 @@ class _Steps:
         """Return the times of the requests for given step costs."""
         base, context_s = costs.decode_terms(self.batch)
         decode_s = base + context_s * self.context
-        prefill_s = _interpolated_all(self.read, costs.prefill_tokens, costs.prefill_s)
-        mixed_decode_s = np.where(self.batch > 0, decode_s, 0.0)
+        tokens = self.read + self.batch
+        prefill_s = _interpolated_all(tokens, costs.prefill_tokens, costs.prefill_s)
+        attended_s = np.where(self.batch > 0, context_s * self.context, 0.0)
         growth = context_s * self.batch
         run_s = self.count * decode_s + growth * self.count * (self.count - 1) / 2
-        step_s = np.where(self.count > 0, run_s, prefill_s + mixed_decode_s)
+        step_s = np.where(self.count > 0, run_s, prefill_s + attended_s)
         ends_s = np.concatenate([np.zeros(1), np.cumsum(step_s)])
         return Timeline(
             sent_s=ends_s[self.sent],
@@ -485,7 +489,7 @@ class _Recorder(_Engine):
 
     def prefill(self) -> None:
         """Record a step that reads prompts and makes one token of each decoding request."""
-        decoding, context = 0 if self.alone else len(self.finishing), self.context_tokens
+        decoding, context = len(self.finishing), self.context_tokens
         budget = self.budget - decoding
         tokens, started = self.take_prompts(budget if budget > 1 else 1.0)
         self._write(tokens, decoding, context, 0)

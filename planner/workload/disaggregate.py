@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TypeVar, cast
 
-from planner.catalog.engines import get_engine
+from planner.catalog.engines import client_of_sweeps, get_engine
 from planner.cost.communication import transfer_seconds
 from planner.cost.memory import MemoryUse
 from planner.cost.quantity import (
@@ -23,7 +23,6 @@ from planner.cost.quantity import (
 from planner.cost.queueing import (
     mean_over_replica_kinds,
     poisson_prompts_before,
-    prompts_waited_for,
     rate_of_both,
     request_share,
 )
@@ -46,7 +45,7 @@ from planner.workload.inference_memory import MemoryLoad, inference_memory
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import with_device_overhead
-from planner.workload.serve import arrival_parameters, saturation_rate, serve
+from planner.workload.serve import saturation_rate, serve
 from planner.workload.setting import Setting
 
 # ---------------------------------------------------------------------------
@@ -117,6 +116,21 @@ def disaggregated_first_token(
 ) -> Quantity:
     """Return the mean time to the first token of disaggregated serving."""
     return prefill_s + prompts_before * slot_s + transfer_s + wait_s
+
+
+@equation(
+    "n = f · (c-1)/2 + (1-f) · min(u/(2·(1-u)), (c-1)/2)",
+    unit="prompts",
+    symbols={"callers": "c", "burst_ratio": "f", "busy_ratio": "u"},
+    source="mean place in a burst of c; otherwise Pollaczek-Khinchine (M/D/1), at most that",
+)
+def prompts_before_in_pool(
+    *, callers: Quantity, burst_ratio: Quantity, busy_ratio: Quantity
+) -> Quantity:
+    """Return the mean number of prefills that a replica of the pool does before a request's."""
+    burst = (callers - 1) / 2
+    usual = minimum(poisson_prompts_before(busy_ratio=busy_ratio), burst)
+    return burst_ratio * burst + (1 - burst_ratio) * usual
 
 
 @dataclass(frozen=True)
@@ -284,14 +298,13 @@ def _first_token(
         busy = flow.rate / pools.prefill_rate
         before = ledger.term(poisson_prompts_before, line, busy_ratio=busy)
     else:
-        habits = arrival_parameters(setting, workload)
         in_flight = callers or workload.burst_requests or pools.prefill_replicas
         before = ledger.term(
-            prompts_waited_for,
+            prompts_before_in_pool,
             line,
-            running=max(1.0, in_flight / pools.prefill_replicas),
-            burst_ratio=habits.burst_ratio,
-            prompts_ahead=habits.prompts_ahead,
+            callers=max(1.0, in_flight / pools.prefill_replicas),
+            burst_ratio=1.0 if workload.burst_requests else 1 / client_of_sweeps().calls,
+            busy_ratio=flow.rate / pools.prefill_rate,
         )
     busy_s = pools.prefill.total_s + before * pools.slot_s + pools.transfer_s
     if callers is not None:

@@ -173,12 +173,17 @@ def _per_rank(setting: Setting, sequences: float) -> float:
 
 def _chunks(setting: Setting, tokens: float) -> float:
     """Return the number of prefill steps of a rank, given the token budget per step."""
-    layout, most = setting.layout, setting.engine.prompt_chunk_tokens
-    engine_chunks = maximum(1.0, ceil(tokens / most)) if most else 1.0
+    layout = setting.layout
     if not any_of(layout.chunked):
-        return engine_chunks
+        return engine_chunks(setting, tokens)
     budget_chunks = maximum(1.0, ceil(tokens / maximum(1.0, layout.batch_tokens)))
-    return where(layout.chunked, budget_chunks, engine_chunks)
+    return where(layout.chunked, budget_chunks, engine_chunks(setting, tokens))
+
+
+def engine_chunks(setting: Setting, tokens: float) -> float:
+    """Return the parts in which an engine computes the prompt tokens of one step."""
+    most = setting.engine.prompt_chunk_tokens
+    return maximum(1.0, ceil(tokens / most)) if most else 1.0
 
 
 def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> PassCost:
@@ -283,10 +288,11 @@ VOCABULARY_SLACK = 0.02  # padded vocabularies of one tokenizer differ by less
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """The cost of a token of each sequence and the seconds of the whole step."""
+    """The cost of a token of each sequence, the seconds of the whole step, and its tokens."""
 
     per_token: PassCost
     step_s: float
+    tokens: float = 1.0
 
 
 def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: float) -> DecodeCost:
@@ -312,7 +318,9 @@ def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: flo
         round_tokens=round_tokens,
     )
     return DecodeCost(
-        _combined_cost(verify, draft, float(guess.tokens), 1 / round_tokens), gap * round_tokens
+        _combined_cost(verify, draft, float(guess.tokens), 1 / round_tokens),
+        gap * round_tokens,
+        round_tokens,
     )
 
 

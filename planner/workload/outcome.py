@@ -87,7 +87,7 @@ QUEUE_SPREAD = 0.90
 # Log spread of serving times between collections of benchmarks, beside that within one: other
 # people's prompts, releases and hosts. It is found on 21 published speeds of seven sources that no
 # factor was fitted to (planner/fitting/published_speeds.py).
-SOURCE_SPREAD = 0.34
+SOURCE_SPREAD = 0.33
 MEMORY_SPREAD: dict[ErrorClass, float] = {
     "datasheet only": 0.10,
     "same family": 0.07,

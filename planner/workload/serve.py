@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from planner.cost.kv_cache import cached_tokens_by_layer_group
 from planner.cost.memory import with_queue
 from planner.cost.quantity import (
     Ledger,
@@ -19,21 +18,17 @@ from planner.cost.quantity import (
     where,
 )
 from planner.cost.queueing import (
-    ArrivalParameters,
     chance_of_decode_overlap,
     cycle_seconds,
     device_wait,
     first_token_of_many,
     mean_token_gap,
     mixed_steps,
-    poisson_prompts_before,
-    prompt_slot,
-    prompts_waited_for,
     slot_wait,
     time_to_first_token,
+    usual_time_to_first_token,
     waves_seconds,
 )
-from planner.cost.roofline import pairs_by_layer_group
 from planner.cost.weights import GEMM_SPEEDUP
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
@@ -50,7 +45,14 @@ from planner.workload.generate import (
     replica_requests,
     step_requests,
 )
-from planner.workload.operators import ForwardPass
+from planner.workload.mixed_steps import (
+    Load,
+    decoding_share,
+    load_of,
+    mixed_steps_of,
+    mixed_work,
+    step_budget,
+)
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 
@@ -62,7 +64,7 @@ from planner.workload.setting import Setting
 
 
 SATURATION_GROUP = "saturation"
-MIXED, PACKED, BESIDE = "mixed", "packed", "beside"
+PACKED, BESIDE = "packed", "beside"
 
 
 @dataclass(frozen=True)
@@ -176,51 +178,17 @@ def _cycle(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: fl
     return _Cycle(decoding * ranks, reading, mixed, packed, cycle, maximum(1.0, prompt / chunk))
 
 
-def step_budget(setting: Setting, prompt: float) -> float:
-    """Return the token budget of a step: at least 2, or a whole prompt if not configured."""
-    configured = setting.layout.batch_tokens
-    return maximum(2.0, where(configured > 0, configured, prompt))
-
-
-def mixed_work(
-    setting: Setting, workload: ServeWorkload, decoding: float, chunk: float
-) -> ForwardPass:
-    """Return the work of a mixed step on one rank: decode tokens and prompt chunks.
-
-    The KV cache of the decoding requests is read in a separate pass.
-    """
-    model, layout = setting.model, setting.layout
-    cached = workload.input_tokens * workload.prefix_share_ratio
-    prompt = workload.input_tokens - cached
-    prompts = chunk / prompt
-    pairs = pairs_by_layer_group(model, workload.input_tokens)
-    if cached:
-        pairs = pairs + -1 * pairs_by_layer_group(model, cached)
-    chunks = maximum(1.0, prompt / chunk)
-    context = cached + prompt * (chunks + 1) / (2 * chunks)
-    return ForwardPass(
-        group=MIXED,
-        sequences=decoding + prompts,
-        new_tokens=(decoding + chunk) / layout.context,
-        token_pairs=prompts / layout.context * pairs,
-        read_layer_tokens=prompts
-        * chunks
-        * cached_tokens_by_layer_group(model, context, paged=False),
-        sampled_tokens=decoding + prompts,
-        routed_tokens=(decoding + chunk) * layout.attention_data,
-        cached_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
-        stored_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
-    )
-
-
 GROUP = "serving"
+USUAL_STEPS_AWAITED = 1.5
+RUNNING_STEP = 0.5
 
 
 @dataclass(frozen=True)
 class _Steady:
-    """The steady state of one replica with ``running`` requests at once."""
+    """The steady state of one replica: ``decoding`` of its ``running`` requests decode."""
 
     running: float
+    decoding: float
     prefill: PassCost
     decode: PassCost
     tpot_s: float
@@ -370,56 +338,67 @@ def _steady(
     running, offered = load
     stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
-    step = decode_cost(setting, ledger, maximum(1.0, running / stages), context)
+    decoding = maximum(1.0, running * decoding_share(setting, workload, running))
+    step = decode_cost(setting, ledger, maximum(1.0, decoding / stages), context)
     decode = wait_for_slowest_stage(
         setting, ledger, step.per_token, "decode", minimum(running, stages)
     )
-    habits = arrival_parameters(setting, workload)
-    slot = _slot(setting, workload, ledger, prompt)
+    paced = decode.total_s / step.per_token.total_s
+    alone = prefill.total_s, decode.total_s * step.tokens, step.tokens
+    lane = load_of(setting, workload, running, alone)
+    steps = mixed_steps_of(setting, workload, ledger, lane)
     tpot = ledger.term(
         mean_token_gap,
         setting.line(GROUP, "Time per output token", key="tpot"),
         decode_s=decode.total_s,
-        running=running,
-        output_tokens=workload.output_tokens,
-        slot_s=slot,
-        burst_ratio=habits.burst_ratio,
+        mixed_ratio=steps.schedule.mixed_ratio,
+        mixed_s=paced * steps.between_s,
+        step_s=paced * step.step_s,
+        tokens_per_step=step.tokens,
     )
     life = prefill.total_s + (workload.output_tokens - 1) * tpot
-    before = _prompts_before(setting, workload, ledger, running, slot / life)
+    life = maximum(life, steps.schedule.life_steps * tpot * step.tokens)
     wait = _slot_wait(setting, workload, ledger, (offered, running, life))
+    schedule = steps.schedule
+    usual = ledger.term(
+        usual_time_to_first_token,
+        setting.line(GROUP, "Usual time to first token", key="usual_ttft"),
+        steps=schedule.steps,
+        read_s=steps.until_first_s,
+        steps_awaited=steps_awaited(setting, workload),
+        decoding_ratio=_decoding_ratio(setting, workload, ledger, lane),
+        step_s=decode.total_s,
+    )
     ttft = ledger.term(
         time_to_first_token,
         setting.line(GROUP, "Time to first token", key="ttft"),
-        prefill_s=prefill.total_s,
-        prompts_before=before,
-        slot_s=slot,
-        decode_s=step.step_s * (decode.total_s / step.per_token.total_s),
-        decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
+        usual_s=usual,
+        burst_ratio=schedule.burst_ratio,
+        burst_steps=schedule.burst_steps,
+        burst_s=steps.burst_s,
         wait_s=wait,
         intake_s=intake_seconds(setting),
-        steps_awaited=habits.steps_awaited,
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
-    service = _service_seconds(setting, workload, prompt, (decode, running))
+    service = _service_seconds(setting, workload, prompt, (decode, decoding))
     busy = 0.0
     if workload.request_rate_per_second is None:
         callers = running if workload.concurrency is None else maximum(offered, running)
         busy = _device_wait(setting, ledger, callers, service, latency)
-    queue = before * slot + wait + busy
+    queue = steps.waited_s(lane.prompt) + wait + busy
     return _Steady(
-        running, prefill, decode, tpot, ttft + busy, latency + busy, queue, life, service
+        running, decoding, prefill, decode, tpot, ttft + busy, latency + busy, queue, life, service
     )
 
 
 def _service_seconds(
     setting: Setting, workload: ServeWorkload, prompt: _Prompt, step: tuple[PassCost, float]
 ) -> float:
-    """Return the least seconds of a replica's devices per request: its arithmetic and its steps.
+    """Return the least seconds of a replica's devices per request: arithmetic or reads.
 
-    Prompts that are read together share the weights: what remains of each is its arithmetic, at
-    the share of the peak that the engine reaches. ``step`` is the cost of a decode step and the
-    requests that share it.
+    Prompts that are read together, or beside decoding, share the weights: what remains of each is
+    its arithmetic, at the share of the peak that the engine reaches. ``step`` is the cost of a
+    decode step and the requests that share it.
     """
     decode, running = step
     rates, cost = setting.rates, prompt.cost
@@ -429,7 +408,8 @@ def _service_seconds(
     least = maximum(cost.flops / peak, minimum(arithmetic, cost.total_s))
     reading = maximum(cost.compute_s, least)
     share = prompt.concurrent_passes(setting) * prompt.lanes
-    return reading / share + (workload.output_tokens - 1) * decode.total_s / running
+    tokens = (workload.output_tokens - 1) / running
+    return maximum(reading / share + tokens * decode.compute_s, tokens * decode.memory_s)
 
 
 def _device_wait(
@@ -447,75 +427,38 @@ def _device_wait(
     )
 
 
-def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
-    """Return the delay that one prefill adds to the other requests."""
-    habits = arrival_parameters(setting, workload)
-    alone, share = prompt.cost.total_s, prompt.concurrent_passes(setting) * prompt.lanes
-    cached = workload.input_tokens * workload.prefix_share_ratio
-    uncached = workload.input_tokens - cached
-    extra_s = alone
-    if any_of(habits.company_ratio > 0):
-        two_prompts = prefill_cost(setting, NullLedger(), 2 * prompt.lanes, uncached, cached)
-        extra_s = maximum(0.0, two_prompts.total_s - alone)
-    return ledger.term(
-        prompt_slot,
-        setting.line(GROUP, "What one prompt delays the others", key="slot"),
-        beside_s=extra_s / share,
-        alone_s=alone / share,
-        company_ratio=habits.company_ratio,
-        prompts_per_pass=prompts_per_pass(setting, uncached),
-    )
-
-
 def intake_seconds(setting: Setting) -> float:
     """Return the seconds to accept a request before the engine's first step."""
     return setting.engine.request_latency_s * setting.serving_factor("intake")
 
 
-def prompts_per_pass(setting: Setting, tokens: float) -> float:
-    """Return the number of prompts of ``tokens`` tokens within the budget of one step."""
-    return maximum(1.0, setting.layout.batch_tokens / maximum(1.0, tokens))
+def steps_awaited(setting: Setting, workload: ServeWorkload) -> float:
+    """Return the decode steps that pass until a step reads a new request's prompt.
 
-
-def arrival_parameters(setting: Setting, workload: ServeWorkload) -> ArrivalParameters:
-    """Return how arrivals coincide: independently in an open loop, together in a burst."""
-    if workload.request_rate_per_second is not None:
-        return ArrivalParameters()
-    if workload.burst_requests is not None:
-        return ArrivalParameters(burst_ratio=1.0)
-    return setting.sweep_factors.habits
+    Half of the running one where requests come at any time; those who call again when a step ends
+    wait for the next one, and where sweeps of closed loops show it for some more, at most until
+    the others have their answers.
+    """
+    if workload.concurrency is None:
+        return RUNNING_STEP
+    if setting.strategy.offload:
+        return USUAL_STEPS_AWAITED
+    steps = USUAL_STEPS_AWAITED * setting.sweep_factors.factor("steps_awaited")
+    return minimum(steps, maximum(USUAL_STEPS_AWAITED, workload.output_tokens))
 
 
 def _decoding_ratio(
-    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, life: float
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, load: Load
 ) -> float:
     """Return the probability that other requests decode when a request arrives.
 
     In an open loop, the number of others in flight is Poisson distributed.
     """
-    rate = workload.request_rate_per_second
-    if rate is None:
-        return where(running > 1, 1.0, 0.0)
-    in_flight = minimum(running, rate / setting.layout.data * life)
+    decoding = load.callers_others * load.decoding_share
+    if workload.request_rate_per_second is None:
+        return minimum(1.0, decoding)
     line = setting.line(GROUP, "Chance to find others decoding", key="decoding_ratio")
-    return ledger.term(chance_of_decode_overlap, line, in_flight=in_flight)
-
-
-def _prompts_before(
-    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, share: float
-) -> float:
-    """Return the prefills queued before a request; each takes ``share`` of a request's life."""
-    line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
-    if workload.request_rate_per_second is not None:
-        return ledger.term(poisson_prompts_before, line, busy_ratio=running * share)
-    habits = arrival_parameters(setting, workload)
-    return ledger.term(
-        prompts_waited_for,
-        line,
-        running=running,
-        burst_ratio=habits.burst_ratio,
-        prompts_ahead=habits.prompts_ahead,
-    )
+    return ledger.term(chance_of_decode_overlap, line, in_flight=decoding)
 
 
 def _slot_wait(
@@ -528,15 +471,13 @@ def _slot_wait(
     if workload.burst_requests is not None:
         # Without repeated calls, half of the queue is ahead on average.
         offered = (offered + running) / 2
-    withheld = arrival_parameters(setting, workload).withheld_slots
-    if not withheld and not any_of(offered > running):
+    if not any_of(offered > running):
         return 0.0
     return ledger.term(
         slot_wait,
         setting.line(GROUP, "Waiting for a place in the batch", key="slot_wait"),
         offered=maximum(offered, running),
         running=running,
-        withheld_slots=withheld,
         life_s=life,
     )
 
@@ -544,11 +485,10 @@ def _slot_wait(
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the maximum requests per second of all replicas with independent callers."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    # An open loop with a placeholder for its rate.
-    arrivals = {"concurrency": None, "burst_requests": None, "request_rate_per_second": 1.0}
-    open_loop = workload.model_copy(update=arrivals)
+    calls = {"concurrency": full, "burst_requests": None, "request_rate_per_second": None}
+    closed_loop = workload.model_copy(update=calls)
     prompt = _prompt(setting, workload, NullLedger(), full)
-    steady = _steady(setting, open_loop, NullLedger(), (full, full), prompt)
+    steady = _steady(setting, closed_loop, NullLedger(), (full, full), prompt)
     return setting.layout.data * minimum(full / steady.life_s, 1 / steady.service_s)
 
 
@@ -575,7 +515,7 @@ def _performance(
         tokens_per_second=token_rate,
         output_tokens_per_second=token_rate,
         prefill_tokens_per_second=workload.input_tokens / steady.prefill.total_s,
-        decode_tokens_per_second=setting.layout.data * steady.running / steady.decode.total_s,
+        decode_tokens_per_second=setting.layout.data * steady.decoding / steady.decode.total_s,
         tokens_per_second_per_device=token_rate / setting.layout.devices,
         requests_per_second=rate,
         ttft_seconds=steady.ttft_s,
@@ -590,7 +530,7 @@ def _performance(
 
 def _seconds_by_class(steady: _Steady, workload: ServeWorkload) -> dict[str, float]:
     """Return one request's seconds by operator class, with its share of decode steps."""
-    steps = workload.output_tokens / steady.running
+    steps = workload.output_tokens / steady.decoding
     decode, prefill = steady.decode.by_class, steady.prefill.by_class
     return {name: prefill[name] + steps * decode[name] for name in decode}
 

@@ -11,7 +11,6 @@ from planner.cost.column import single
 from planner.cost.communication import StageShare, stage_shares
 from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Flag, Line, Origin, Quantity, any_of, both, where
-from planner.cost.queueing import ArrivalParameters
 from planner.cost.weights import (
     BITS_PER_BYTE,
     SIXTEEN_BIT,
@@ -186,7 +185,7 @@ def _issue_seconds(engine: Engine, device: DeviceSpec) -> float:
     return engine.op_overhead_s * max(1.0, measured / engine.measured_issue_s)
 
 
-# Factors of operators and arrivals from published serving sweeps for a model, chip and layout.
+# Factors of operators and waits from published serving sweeps for a model, chip and layout.
 #
 # The most specific measured key applies: layout of a model and chip pair, the pair, the chip
 # family or all. Factors of the requested engine release, if measured, precede those over all
@@ -248,17 +247,6 @@ class SweepFactors:
         return next((places[name] for name in names if name in places), {})
 
     @cached_property
-    def habits(self) -> ArrivalParameters:
-        """Return the arrival parameters for this pair, or those over all pairs."""
-        places = self.engine.arrival_factors
-        names = (self._release_key, self.pair, ANYWHERE)
-        values = dict(next((places[name] for name in names if name in places), {}))
-        for name, is_here in self._measured_layouts:
-            for habit, default in values.items():
-                values[habit] = where(is_here, places[name].get(habit, default), default)
-        return ArrivalParameters(**values)
-
-    @cached_property
     def _measured_layouts(self) -> tuple[tuple[str, Flag], ...]:
         """Return the measured layouts of the pair, each with whether this layout matches."""
         prefix = f"{self.chip}/"
@@ -308,6 +296,15 @@ SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 HOST_SHARES = ("weights_cpu", "kv_cpu", "activations_cpu")
 # Full-batch passes without fitted factors use those of the most similar pass.
 SIMILAR_PASS = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
+# Steps of a replica that is not full: they have the factors of prefill and, where requests decode
+# in them, of decode.
+UNTIL_FIRST_TOKEN, BETWEEN_TOKENS = "until the first token", "between tokens"
+BURST_STEP, DECODING = "in a burst", ", decoding"
+READING = (UNTIL_FIRST_TOKEN, BETWEEN_TOKENS, BURST_STEP)
+PASS_OF = {
+    **dict.fromkeys(READING, "prefill"),
+    **{f"{group}{DECODING}": "decode" for group in READING},
+}
 
 
 @dataclass(frozen=True)
@@ -561,6 +558,7 @@ class Setting:
         phase, _, operator = part.partition("_")
         if phase in SIMILAR_PASS:
             return self._full_batch_factor(phase, operator)
+        part = f"{PASS_OF.get(phase, phase)}_{operator}" if operator else part
         return self.sweep_factors.factor(part) * self._single_stream_factor(part)
 
     @cached_property
@@ -608,7 +606,7 @@ class Setting:
         """
         if self.is_measured:
             return 0.0
-        family = self._single_stream_factors
+        family, group = self._single_stream_factors, PASS_OF.get(group, group)
         narrow = family.get(f"{group}_linear_{width_of(self)}", 1.0)
         return family.get(f"{group}_power", 0.0) * narrow
 
@@ -651,7 +649,8 @@ class Setting:
         if cached is None:
             factor = self.factor(operator_class) * self.serving_factor(group_part)
             if part in WEIGHT_PRODUCTS:
-                factor *= self.sweep_factors.factor(f"{group}_{self.unit_width}")
+                phase = PASS_OF.get(group, group)
+                factor *= self.sweep_factors.factor(f"{phase}_{self.unit_width}")
             cached = self._line((group, name, operator_class, key), factor)
             self._lines[where] = cached
         return cached

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from planner.catalog.devices import unified_memory
-from planner.catalog.engines import calibration_of, release_number
+from planner.catalog.engines import calibration_of, client_of_sweeps, release_number
 from planner.catalog.quality import (
     combined_quality,
     family_of_model,
@@ -20,7 +20,6 @@ from planner.catalog.quality import (
     weight_quality,
 )
 from planner.cost.quantity import Flag, Ledger, Line, NullLedger, Quantity, both, equation, maximum
-from planner.cost.queueing import ArrivalParameters
 from planner.specs.base import Dtype, NotCoveredError
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Performance, Quality
 from planner.specs.units import GIB
@@ -52,7 +51,6 @@ from planner.workload.queued_batch import answer_batch
 from planner.workload.resolve import resolve
 from planner.workload.serve import (
     GROUP,
-    arrival_parameters,
     fills_every_slot,
     intake_seconds,
     saturation_rate,
@@ -79,10 +77,9 @@ MAX_REQUESTS = 1500
 OPEN_REQUESTS = 300
 STEADY_LIVES = 10
 WARM_UP_RATIO = 0.3
-IN_STEP_BURST_RATIO = 0.5  # above, callers stay synchronised: one engine step serves all
 LENGTH_SPREAD = 0.03  # output lengths differ by a few tokens even if forced
-MAX_CALLS_PER_CALLER = 10
 MAX_DOUBLINGS = 20
+LEAST_CALLS = 3  # of a caller, of which the first is in the burst
 PIECES = 32
 ROUNDS = 2
 BELOW_SATURATION = 0.999
@@ -204,7 +201,6 @@ def simulated_requests(
     """
     replica = Replica(
         number=setting.layout.data,
-        habits=arrival_parameters(setting, workload),
         budget_tokens=float(setting.strategy.max_batch_tokens or workload.input_tokens),
         costs=partial(step_costs, setting, workload),
     )
@@ -219,17 +215,16 @@ class Replica:
     """
 
     number: int
-    habits: ArrivalParameters
     budget_tokens: float
     costs: Callable[[int, float], StepCosts]
 
     def serve(self, workload: ServeWorkload, most: int, in_flight: float) -> RequestTimes:
         """Return the times of the served requests, at most ``most`` at once."""
         traffic, slots = self._traffic(workload, most, in_flight)
-        in_step = float(self.habits.burst_ratio) >= IN_STEP_BURST_RATIO
-        batching = Batching(slots, self.budget_tokens, prefill_first=in_step)
         costs = self.costs(slots, self.budget_tokens)
-        return _after_warm_up(simulate(batching, traffic, costs), workload)
+        timeline = simulate(Batching(slots, self.budget_tokens), traffic, costs)
+        calls_each = traffic.calls_per_caller
+        return _after_warm_up(timeline, workload, _first_calls_kept(calls_each))
 
     def _traffic(
         self, workload: ServeWorkload, most: int, in_flight: float
@@ -244,22 +239,35 @@ class Replica:
         callers_each = math.ceil(callers / self.number) if callers else most
         scale = min(1.0, MAX_CALLERS / callers_each)
         number = max(1, round(callers_each * scale))
-        burst = float(self.habits.burst_ratio)
-        calls_each = round(1 / burst) if burst else MAX_CALLS_PER_CALLER
-        calls_each = min(calls_each, MAX_CALLS_PER_CALLER, max(1, MAX_REQUESTS // number))
-        spread = 0.0 if burst >= IN_STEP_BURST_RATIO else LENGTH_SPREAD
+        client = client_of_sweeps()
+        calls_each, spread = int(client.calls), client.length_range / 2
+        if workload.burst_requests is not None:
+            calls_each, spread = 1, 0.0
+        calls_each = min(calls_each, max(LEAST_CALLS, MAX_REQUESTS // number))
         traffic = Traffic(prompt, workload.output_tokens, [0.0] * number, calls_each, spread)
-        slots = min(most, callers_each - round(float(self.habits.withheld_slots)))
-        return traffic, max(1, round(slots * scale))
+        return traffic, max(1, round(min(most, callers_each) * scale))
 
 
-def _after_warm_up(timeline: Timeline, workload: ServeWorkload) -> RequestTimes:
-    skipped = 0
+def _first_calls_kept(calls_each: int) -> int:
+    """Return of how many first calls one counts, if a caller has fewer calls than in a sweep."""
+    calls = int(client_of_sweeps().calls)
+    return max(1, round((calls - 1) / (calls_each - 1))) if 1 < calls_each < calls else 1
+
+
+def _after_warm_up(timeline: Timeline, workload: ServeWorkload, kept: int) -> RequestTimes:
+    """Return the times of the requests that count: not an open loop's warm-up.
+
+    Of the first calls of a closed loop one in ``kept`` counts.
+    """
+    count = np.arange(len(timeline.sent_s))
+    counts = np.ones(len(count), dtype=bool)
     if workload.request_rate_per_second is not None:
-        skipped = int(WARM_UP_RATIO * len(timeline.sent_s))
+        counts = count >= int(WARM_UP_RATIO * len(count))
+    elif kept > 1:
+        counts = (timeline.sent_s > 0) | (count % kept == 0)
     gaps = np.maximum(timeline.output_tokens - 1, 1)
     tpot = (timeline.done_s - timeline.first_s) / gaps
-    return RequestTimes(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
+    return RequestTimes(timeline.ttft_s[counts], tpot[counts], timeline.latency_s[counts])
 
 
 def seconds_before_first_step(name: str, intake_s: float) -> float:

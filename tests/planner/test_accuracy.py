@@ -95,7 +95,7 @@ def test_what_was_left_out_is_met_within_its_bounds():
         ("training step, unseen model", "median", 0.065),
         ("training step, unseen source", "median", 0.10),
         ("time per output token, unseen sweep, dense", "mean", 0.07),
-        ("time to first token, unseen sweep, dense", "mean", 0.25),
+        ("time to first token, unseen sweep, dense", "mean", 0.31),
         ("time per output token, unseen pair, dense", "mean", 0.15),
         ("time to first token, unseen pair, dense", "mean", 0.40),
         ("time per output token, unseen sweep", "mean", 0.11),

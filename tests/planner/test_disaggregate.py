@@ -244,18 +244,6 @@ def test_one_request_takes_its_prefill_and_then_its_steps():
     assert np.median(opened(0.01).ttft_s) == pytest.approx(0.1)
 
 
-def test_prompts_first_makes_waves_of_equal_callers():
-    # A burst waits half of all prefills in the mean: One prompt a step, before anything decodes:
-    # the i-th answer comes after i prompts.
-    batching = Batching(slots=100, budget_tokens=100, prefill_first=True)
-    burst = closed(callers=9, calls=1, batching=batching)
-    assert burst.ttft_s.mean() == pytest.approx(0.1 * (9 + 1) / 2)
-    # Callers that prefill together stay together: Nothing takes a cohort apart when prefill goes
-    # first and answers have one length.
-    waves = closed(callers=6, calls=4, batching=batching).ttft_s.reshape(4, 6)
-    assert waves.mean(axis=1) == pytest.approx([0.35] * 4)
-
-
 @settings(max_examples=25, deadline=None)
 @given(callers=st.integers(1, 40), slots=st.integers(1, 40), spread=st.sampled_from([0.0, 0.3]))
 def test_every_request_is_answered_after_it_was_sent(callers, slots, spread):
@@ -336,10 +324,8 @@ def test_calls_come_at_their_rate_and_a_faster_stream_waits_longer():
 def test_the_steps_of_a_closed_loop_are_timed_bit_by_bit_as_they_were_taken():
     uneven = StepCosts([1.0, 32.0, 512.0], [0.011, 0.013, 0.07], [1.0, 4.0, 16.0], *UNEVEN)
     sizes = ((4, 64, 100.0), (9, 512, 37.5))
-    for (slots, budget, prompt), is_prefill_first, spread in product(
-        sizes, (False, True), (0.0, 0.03)
-    ):
-        batching = Batching(slots, budget, is_prefill_first)
+    for (slots, budget, prompt), spread in product(sizes, (0.0, 0.03)):
+        batching = Batching(slots, budget)
         traffic = Traffic(prompt, 20, [0.0] * 7, 5, spread)
         engine = _Engine(batching, traffic, uneven)
         engine.run()

@@ -9,7 +9,6 @@ import pytest
 
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
-from planner.cost.queueing import ArrivalParameters, prompt_slot
 from planner.fitting.evidence import serving_request, table
 from planner.fitting.serving_factors import (
     ADVISED,
@@ -34,7 +33,6 @@ from planner.fitting.serving_factors import (
     spread_name,
 )
 from planner.fitting.serving_fitting import (
-    NAMES,
     ServingFit,
     clip_factors,
     engine_spreads,
@@ -47,19 +45,17 @@ from planner.fitting.serving_fitting import (
     weights_of,
 )
 from planner.fitting.serving_model import (
-    CENTRES,
     DECODE,
     FLOOR,
-    HABITS,
     LEAST_AT_PEAK,
     PARTS,
-    arrival_parameters_of,
     consistent_groups,
     natural,
     pack_values,
     serving_case,
     sweep_of,
 )
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.setting import RELEASE, release_key
 from planner.workload.under_load import estimate_request
@@ -81,7 +77,7 @@ def values_of(case):
     fields = ENGINES[case.engine]
     own = release_key(case.layout, case.release)
     place = own if own in fields["serving_factors"] else case.layout
-    return pack_values({**fields["serving_factors"][place], **fields["arrival_factors"][place]})
+    return pack_values(fields["serving_factors"][place])
 
 
 def answer(row):
@@ -92,6 +88,15 @@ def is_fitted(row):
     """Return whether somebody measured this pair as its row says."""
     case = serving_case(row)
     return case.group in ENGINES[case.engine]["fitted_groups"]
+
+
+def is_answered(row):
+    """Return whether the planner can be asked for a row; MiniMax in FP8 on 8 ranks is refused."""
+    try:
+        serving_case(row)
+    except PlannerError:
+        return False
+    return True
 
 
 FITTED_ROWS = [row for name in TABLES for row in table(name)[::100] if is_fitted(row)]
@@ -124,22 +129,23 @@ def test_the_parts_of_a_row_add_up_to_the_planners_answer():
 
 
 def test_whole_sweeps_held_out_are_met_by_dense_models_and_less_well_by_mixtures(left_out):
-    # aiconfigurator 0.12 misses such rows by 17.2 % and 47.6 % in the mean.
+    # aiconfigurator 0.12 misses such rows by 17.2 % and 47.6 % in the mean. Four habits of the
+    # callers of each pair met them by 4 points more, and other models by far less.
     assert len(left_out[2]) == len(serving_cases())
     assert misses(left_out, DENSE, 0).mean() < 0.07
-    assert misses(left_out, DENSE, 1).mean() < 0.25
-    assert misses(left_out, SPARSE, 0).mean() < 0.09
-    assert misses(left_out, SPARSE, 1).mean() < 0.28
+    assert misses(left_out, DENSE, 1).mean() < 0.31
+    assert misses(left_out, SPARSE, 0).mean() < 0.11
+    assert misses(left_out, SPARSE, 1).mean() < 0.31
     # Rows whose release, drafts or stalls are not recorded count as all others do.
-    assert np.abs(left_out[0]).mean() < 0.07
-    assert np.abs(left_out[1]).mean() < 0.25
+    assert np.abs(left_out[0]).mean() < 0.085
+    assert np.abs(left_out[1]).mean() < 0.30
 
 
 @pytest.mark.slow
 def test_pairs_that_were_never_seen_are_missed_by_more(left_out, unseen):
     for kind, tpot in ((DENSE, 0.15), (SPARSE, 0.22)):
         assert misses(left_out, kind, 0).mean() < misses(unseen, kind, 0).mean() < tpot
-        assert misses(left_out, kind, 1).mean() < misses(unseen, kind, 1).mean() < 0.40
+        assert misses(left_out, kind, 1).mean() < misses(unseen, kind, 1).mean() < 0.41
 
 
 @pytest.mark.slow
@@ -264,10 +270,9 @@ def test_the_spread_of_known_errors_is_their_eightieth_percentile():
     )
 
 
-def test_the_catalog_keeps_every_factor_and_habit_of_an_engine():
+def test_the_catalog_keeps_every_factor_of_an_engine():
     for engine in SERVING:
         assert tuple(kept(engine)) == PARTS, engine
-        assert tuple(ENGINES[engine]["arrival_factors"]["any"]) == HABITS, engine
 
 
 def some():
@@ -275,7 +280,7 @@ def some():
 
 
 def made_with(truth, cases):
-    """Return points as they would have been measured under these factors and habits."""
+    """Return points as they would have been measured under these factors."""
     values = np.tile(pack_values(truth), (len(cases), 1))
     tpot, ttft = sweep_of(cases).predict(values)
     return [
@@ -288,32 +293,27 @@ def of_engine(engine, step):
     return [case for case in serving_cases() if case.engine == engine][::step]
 
 
-def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
-    told = {"decode_linear": 1.25, "burst_ratio": 0.4, "prompts_ahead": 3.0}
+def test_packing_keeps_every_factor_and_what_is_possible():
+    told = {"decode_linear": 1.25, "steps_awaited": 4.0}
     found = natural(pack_values(told))
     assert {name: found[name] for name in told} == pytest.approx(told)
-    assert found["company_ratio"] == pytest.approx(CENTRES["company_ratio"])
+    assert found["prefill_issue"] == pytest.approx(3.0)  # its prior
 
     found = natural(pack_values({"decode_linear": 0.01, "prefill_8bit": 0.5}))
     assert found["decode_linear"] == pytest.approx(0.7)
     assert found["prefill_8bit"] == pytest.approx(1.0)
 
-    found = arrival_parameters_of(pack_values({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
-    assert isinstance(found, ArrivalParameters)
-    assert found.burst_ratio == pytest.approx([0.3])
-    assert found.steps_awaited == pytest.approx([4.0])
-
 
 def test_slopes_are_what_a_small_step_changes():
-    for name in ("decode_experts", "prefill_linear", "prefill_8bit", *HABITS):
-        sweep, at = sweep_of(some()), NAMES.index(name)
-        values = np.tile(
-            pack_values({"decode_experts": 1.3, "company_ratio": 0.4}), (len(some()), 1)
-        )
+    cases = [*some(), *(case for case in serving_cases() if case.queued_tokens)]
+    sweep = sweep_of(cases)
+    values = np.tile(pack_values({"decode_experts": 1.3, "steps_awaited": 4.0}), (len(cases), 1))
+    for at, name in enumerate(PARTS):
         moved = values.copy()
         moved[:, at] += 1e-4
         found = sweep.slopes(values)[:, :, at]
-        assert found == pytest.approx((sweep.wrong(moved) - sweep.wrong(values)) / 1e-4, abs=2e-3)
+        expected = (sweep.wrong(moved) - sweep.wrong(values)) / 1e-4
+        assert found == pytest.approx(expected, abs=2e-3), name
 
 
 @cache
@@ -332,27 +332,27 @@ def test_a_slower_part_moves_its_own_factor():
         assert unmoved()[part] == pytest.approx(1.0, abs=0.02), part
 
 
-def test_the_habits_of_a_pair_are_found_again():
-    for burst_ratio in (0.05, 0.3):
-        made = made_with({"burst_ratio": burst_ratio}, of_engine("vllm", 2))
+def test_what_the_callers_of_a_pair_wait_for_is_found_again():
+    for steps in (1.0, 8.0):
+        made = made_with({"steps_awaited": steps}, of_engine("vllm", 2))
         fit = fit_serving(made, STRENGTHS)
-        found = {natural(values)["burst_ratio"] for values in fit.values(made)}
-        assert max(found) == pytest.approx(burst_ratio, rel=0.4), burst_ratio
+        found = [natural(values)["steps_awaited"] for values in fit.values(made)]
+        assert np.median(found) == pytest.approx(steps, rel=0.4), steps
 
 
 def test_without_points_values_are_those_of_the_prior_or_of_the_engine():
     fit = fit_serving([], STRENGTHS)
     assert fit.shared == pytest.approx(pack_values({}))
     assert fit.engine_values("vllm") == pytest.approx(pack_values({}))
-    added = {("vllm", "another"): np.ones(len(NAMES))}
-    fit = ServingFit(pack_values({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
+    added = {("vllm", "another"): np.ones(len(PARTS))}
+    fit = ServingFit(pack_values({}), {"vllm": np.full(len(PARTS), 0.1)}, pairs=added)
     case = of_engine("vllm", 50)[0]
     assert fit.values([case])[0] == pytest.approx(clip_factors(pack_values({}) + 0.1))
 
 
 def test_values_add_up_over_engine_family_pair_and_layout():
     case = of_engine("vllm", 50)[0]
-    steps = [np.full(len(NAMES), size) for size in (0.1, 0.2, 0.3, 0.4)]
+    steps = [np.full(len(PARTS), size) for size in (0.1, 0.2, 0.3, 0.4)]
     known = ({case.engine: steps[0]}, {family_of(case.group): steps[1]}, {case.pair: steps[2]})
     fit = ServingFit(pack_values({}), *known, {(case.engine, case.layout): steps[3]})
     assert fit.values([case])[0] == pytest.approx(clip_factors(pack_values({}) + 1.0))
@@ -428,7 +428,7 @@ def test_one_mixture_does_not_speak_for_its_engine():
 
 def test_engines_differ_less_in_what_is_alike():
     of_engine_, own = engine_spreads(STRENGTHS), spreads(STRENGTHS)
-    share = dict(zip(NAMES, of_engine_ / own, strict=True))
+    share = dict(zip(PARTS, of_engine_ / own, strict=True))
     assert share["decode_linear"] < share["decode_issue"]
     assert part_of("prefill_expert_exchange") == "expert_exchange"
 
@@ -436,13 +436,6 @@ def test_engines_differ_less_in_what_is_alike():
 def test_a_floor_belongs_to_every_part():
     assert len(FLOOR) == len(PARTS)
     assert np.all(np.exp(FLOOR) <= 1.0 + 1e-12)
-
-
-def test_prompts_that_share_a_pass_share_its_fixed_cost():
-    """Alone a prompt takes 3 s, beside others 1 s, and four of them have room in a pass."""
-    for company, expected in ((0.0, 3.0), (1.0, 1.5)):
-        found = prompt_slot(beside_s=1.0, alone_s=3.0, company_ratio=company, prompts_per_pass=4.0)
-        assert found == pytest.approx(expected), (company, expected)
 
 
 def test_every_strength_was_chosen_of_those_tried_and_without_what_it_is_tried_on():
@@ -467,3 +460,22 @@ def test_what_is_predicted_exactly_is_not_missed():
     ways = [(START,), ({**START, "layout": 1.0}, LAYOUTS)]
     for way in sample(ways, share=0.5):
         assert left_out_errors(made, *way).max() < 0.02, way
+
+
+def test_models_that_nobody_fitted_are_met_as_the_page_says():
+    """InferenceX's three newer models, each left out of the fit with all its rows."""
+    newer = [row for name in ("serving_inferencex", "unfitted_serving") for row in table(name)]
+    found = [serving_case(row) for row in newer if is_answered(row)]
+    rest = [
+        case for case in serving_cases() if case.row_id not in {row["row_id"] for row in newer}
+    ]
+    errors = []
+    for group in sorted({case.group for case in found}):
+        left_out = [case for case in found if case.group == group]
+        others = [*rest, *(case for case in found if case.group != group)]
+        errors.append(serving_errors(left_out, fit_serving(others, STRENGTHS, ())))
+    tpot, ttft = (np.abs(np.concatenate(each)) for each in zip(*errors, strict=True))
+    assert tpot.mean() < 0.13
+    assert np.median(tpot) < 0.11
+    assert ttft.mean() < 0.30
+    assert np.median(ttft) < 0.24

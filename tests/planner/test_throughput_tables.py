@@ -166,33 +166,24 @@ PLACES = {
     f"{CHIP}/4-1-1": {"decode_linear": 4.0},
     f"{CHIP}/1-8-8": {"decode_linear": 8.0},
 }
-HABITS = {
-    "any": {"burst_ratio": 0.1, "withheld_slots": 0.0},
-    PAIR: {"burst_ratio": 0.3},
-    f"{CHIP}/4-1-1": {"burst_ratio": 0.4},
-    f"{CHIP}/1-8-8": {"burst_ratio": 0.8},
-}
 
 
 def swept(layout, pair=PAIR, chip=CHIP):
-    told = {"serving_factors": PLACES, "arrival_factors": HABITS}
-    engine = get_engine("vllm", "gpu").model_copy(update=told)
+    engine = get_engine("vllm", "gpu").model_copy(update={"serving_factors": PLACES})
     return SweepFactors(engine, pair, chip, layout)
 
 
 def test_a_measured_layout_has_its_own_and_others_have_their_pairs():
-    for layout, factor, burst_ratio in (
-        (Layout(tensor=4), 4.0, 0.4),
-        (Layout(tensor=4, data=2), 4.0, 0.4),
-        (Layout(expert=8, attention_data=8), 8.0, 0.8),
-        (Layout(tensor=2), 3.0, 0.3),
-        (Layout(tensor=4, pipeline=2), 3.0, 0.3),
-        (Layout(tensor=4, context=2), 3.0, 0.3),
-        (Layout(tensor=4, expert=4), 3.0, 0.3),
+    for layout, factor in (
+        (Layout(tensor=4), 4.0),
+        (Layout(tensor=4, data=2), 4.0),
+        (Layout(expert=8, attention_data=8), 8.0),
+        (Layout(tensor=2), 3.0),
+        (Layout(tensor=4, pipeline=2), 3.0),
+        (Layout(tensor=4, context=2), 3.0),
+        (Layout(tensor=4, expert=4), 3.0),
     ):
-        found = swept(layout)
-        assert found.factor("decode_linear") == factor, (layout, factor, burst_ratio)
-        assert found.habits.burst_ratio == burst_ratio, (layout, factor, burst_ratio)
+        assert swept(layout).factor("decode_linear") == factor, (layout, factor)
 
 
 def test_without_a_layout_pair_family_then_any_tells_and_parts_take_what_they_are_like():
@@ -216,12 +207,8 @@ def test_columns_of_layouts_take_the_factors_of_each_row():
     assert found.factor("decode_linear").tolist() == [
         [one.factor("decode_linear") for one in row] for row in alone
     ]
-    assert found.habits.burst_ratio.tolist() == [
-        [one.habits.burst_ratio for one in row] for row in alone
-    ]
 
 
-def test_habits_that_no_layout_shows_stay_and_a_layout_is_found_under_its_own_name():
-    assert swept(Layout(tensor=4), pair="1x1x0/ampere").habits.withheld_slots == 0.0
+def test_a_layout_is_found_under_its_own_name():
     for layout in (Layout(tensor=4), Layout(expert=8, attention_data=8)):
         assert swept(layout).layout_name in PLACES, layout
