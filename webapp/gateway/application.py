@@ -400,7 +400,7 @@ class Gateway:
             if tunnel is None:
                 continue
             try:
-                response = await self._asked(tunnel, target, exchange, asked.body_for(route))
+                response = await self._requested(tunnel, target, exchange, asked.body_for(route))
             except TunnelError as error:
                 tries.failed.add(target.attempt_id)
                 if error.code in NOT_SENT:
@@ -417,7 +417,7 @@ class Gateway:
             tries.unready(target.attempt_id)
             await self.routes.change(LOOK_SECONDS)
 
-    async def _asked(
+    async def _requested(
         self, tunnel: Tunnel, target: Target, exchange: Exchange, body: bytes
     ) -> TunnelResponse:
         """Return the head of a replica's answer; it is noted whether the replica takes requests.
