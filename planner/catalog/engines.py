@@ -99,6 +99,7 @@ class Engine(Spec):
     communicator_bytes: float = 0.0
     max_batch_tokens: int = 0
     max_batch_requests: int = 0
+    has_recv_interval: bool = False  # SGLang's scheduler_recv_interval
     # Memory of the largest step is set aside at the start, whether or not requests fill it: of
     # all tokens of a step, and of as many requests as the engine takes on a device.
     reserves_largest_step: bool = False

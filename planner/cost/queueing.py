@@ -70,17 +70,19 @@ def arrival_window(
 
 
 @equation(
-    "V = max(min(u/(2·(1-u)), sqrt(o)/2) · p · (u where p < C), q·C)",
+    "V = max(min(k·u/(2·(1-u)), sqrt(k·o)/2) · p · (u where p < C), q·C)",
     unit="tokens",
     symbols={
+        "variability": "k",
         "busy_ratio": "u",
         "others": "o",
         "prompt_tokens": "p",
         "step_tokens": "C",
         "queued_steps": "q",
     },
-    source="Pollaczek-Khinchine (M/D/1), limited by how far o arrivals can crowd by chance; a "
-    "closed loop whose prompts take longer to read than an answer to make waits the q steps more",
+    source="Kingman 1961 with k the variances of arrivals and lengths, 1 of Poisson arrivals of "
+    "one length, limited by how far o arrivals can crowd by chance; a closed loop whose prompts "
+    "take longer to read than an answer to make waits the q steps more",
 )
 def tokens_ahead(
     *,
@@ -89,10 +91,12 @@ def tokens_ahead(
     prompt_tokens: Quantity,
     step_tokens: Quantity,
     queued_steps: Quantity = 0.0,
+    variability: Quantity = 1.0,
 ) -> Quantity:
     """Return the mean prompt tokens queued before a request that does not share its step."""
     busy = minimum(busy_ratio, MAX_BUSY_RATIO)
-    queue = minimum(busy / (2 * (1 - busy)), maximum(0.0, others) ** 0.5 / 2) * prompt_tokens
+    crowd = (variability * maximum(0.0, others)) ** 0.5 / 2
+    queue = minimum(variability * busy / (2 * (1 - busy)), crowd) * prompt_tokens
     queue = queue * where(prompt_tokens < step_tokens, busy, 1.0)
     return maximum(queue, queued_steps * step_tokens)
 

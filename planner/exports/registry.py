@@ -86,6 +86,8 @@ def _load(case: ExportCase) -> tuple[JsonObject, int]:
     if isinstance(workload, GenerateWorkload):
         return {**load, "concurrency": workload.batch_size}, workload.batch_size
     load["prefix_share_ratio"] = workload.prefix_share_ratio
+    if workload.length_variation:
+        load["length_variation"] = workload.length_variation
     if workload.request_rate_per_second:
         rate = workload.request_rate_per_second
         return {**load, "request_rate_per_second": rate}, max(100, int(60 * rate))

@@ -92,6 +92,8 @@ def _limits(case: ExportCase) -> list[str]:
     elif tokens:
         # SGLang divides this size by the attention data-parallel ranks.
         flags += ["--chunked-prefill-size", str(tokens * case.attention_ranks)]
+    if case.strategy.scheduler_recv_interval:
+        flags += ["--scheduler-recv-interval", str(case.strategy.scheduler_recv_interval)]
     share = case.memory_share("sglang")
     return [*flags, *(["--mem-fraction-static", f"{share:g}"] if share else [])]
 

@@ -12,7 +12,7 @@ from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
 from planner.cost.training import lora_parameters, sharded_state_bytes
 from planner.cost.weights import element_bytes
-from planner.fitting import generation_peaks, unfitted
+from planner.fitting import generation_peaks, tails, unfitted
 from planner.fitting.decode_fitting import fitted_here, stream_cases
 from planner.fitting.evidence import (
     HARNESSES,
@@ -554,6 +554,8 @@ def _serving_errors() -> Iterator[tuple[str, float]]:
             continue
         speed = answer.performance
         for name, seconds in (("tpot", speed.tpot_seconds), ("ttft", speed.ttft_seconds)):
+            if name == "ttft" and not case.counts_ttft:
+                continue
             error = float(seconds or 0.0) * 1e3 / float(row[f"{name}_ms"]) - 1
             yield f"{case.engine}, {kind_of(case)}, {name.upper()}", error
 
@@ -708,6 +710,7 @@ def accuracy_page() -> str:
         throughput_section(),
         published_section(),
         unfitted.section(),
+        tails.section(),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),

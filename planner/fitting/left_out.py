@@ -149,6 +149,8 @@ def left_out_serving() -> list[LeftOut]:
         tpots, ttfts, order = held_out(serving_cases(), part_of)
         for figure, errors in ((TPOT, tpots), (TTFT, ttfts)):
             for error, case in zip(errors, order, strict=True):
+                if figure == TTFT and not case.counts_ttft:
+                    continue
                 measured = case.tpot_s if figure == TPOT else case.ttft_s
                 predicted = round_factor(measured * (1 + error))
                 predictions.append(

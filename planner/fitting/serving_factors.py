@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.fitting.evidence import leave_one_group_out, round_factor, table
 from planner.fitting.serving_fitting import (
@@ -97,6 +98,11 @@ def held_out(
     return np.concatenate(tpots), np.concatenate(ttfts), tuple(order)
 
 
+def counts_ttft(cases: Sequence[ServingCase]) -> npt.NDArray[np.bool_]:
+    """Return whether it is known how the clients of each point sent their requests."""
+    return np.array([case.counts_ttft > 0 for case in cases], dtype=bool)
+
+
 def interval_spread(errors: Columns) -> float:
     """Return the log spread whose 80 % interval covers four fifths of these errors."""
     log_error = float(np.quantile(np.abs(np.log1p(errors)), COVERED))
@@ -123,9 +129,12 @@ def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
         tpots, ttfts, order = held_out(cases, part_of)
         for kind in sorted({kind_of(case) for case in order}):
             of_kind = np.array([kind_of(case) == kind for case in order])
-            name = spread_name(error_class, kind)
-            for field, errors in (("tpot_spreads", tpots), ("ttft_spreads", ttfts)):
-                spread_fields[field][name] = round_factor(interval_spread(errors[of_kind]))
+            name, counted = spread_name(error_class, kind), of_kind & counts_ttft(order)
+            for field, errors in (
+                ("tpot_spreads", tpots[of_kind]),
+                ("ttft_spreads", ttfts[counted]),
+            ):
+                spread_fields[field][name] = round_factor(interval_spread(errors))
     return spread_fields
 
 
@@ -181,10 +190,10 @@ def build_serving_factors(common: str) -> dict[str, dict[str, Any]]:
 
 def advised_report(summary: Callable[[Columns], JsonObject]) -> JsonObject:
     """Return the errors on the groups that the data collection recommends leaving out."""
-    tpots, ttfts, _ = held_out(serving_cases(), advised_of)
+    tpots, ttfts, order = held_out(serving_cases(), advised_of)
     return {
         "time per output token, advised groups": summary(tpots),
-        "time to first token, advised groups": summary(ttfts),
+        "time to first token, advised groups": summary(ttfts[counts_ttft(order)]),
     }
 
 
@@ -269,7 +278,7 @@ def left_out_errors(
     for _, left_out, rest in leave_one_group_out(cases, search.part_of):
         errors = serving_errors(left_out, search.fit(rest, left_out, strengths))
         tpot, ttft = (np.abs(np.log1p(error)) for error in errors)
-        combined = tpot + TTFT_SHARE * np.minimum(ttft, GROSSEST)
+        combined = tpot + TTFT_SHARE * np.minimum(ttft, GROSSEST) * counts_ttft(left_out)
         for case, distance in zip(left_out, combined, strict=True):
             distances[search.unit_of(case)].append(float(distance))
     return np.array([float(np.mean(unit_errors)) for unit_errors in distances.values()])

@@ -336,8 +336,9 @@ class _Objective:
         return np.concatenate([level.spreads for level in self.levels])
 
     def wrong(self, values: Columns) -> Columns:
-        """Return the errors of both times of every point, in units of noise."""
+        """Return the errors of both times of every point, in units of noise, as they count."""
         scaled: Columns = self.sweep.wrong(values) / self.noise
+        scaled[:, 1] *= self.sweep.counts_ttft
         return scaled
 
     @property
@@ -358,6 +359,7 @@ class _Objective:
         wrong = self.wrong(values)
         slopes = self.sweep.slopes(values) / self.noise[:, None]
         slopes *= (values == unbounded)[:, None, :]
+        slopes[:, 1] *= self.sweep.counts_ttft[:, None]
         robust_weights = self.weights[:, None] / (1 + wrong**2 / FREEDOM)
         pull = np.einsum("pt,ptv->pv", robust_weights * wrong, slopes)
         # Each point's slopes along the directions of all levels, concatenated.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.cost.quantity import Ledger
-from planner.fitting.evidence import Row, serving_request
+from planner.fitting.evidence import Row, serving_request, states_client
 from planner.fitting.step_fitting import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
@@ -54,8 +54,9 @@ class ServingCase:
 
     ``gap_s`` are the parts of the time per output token, ``first_s`` those of the time to the
     first token and ``step_s`` those of a decode step, all over the parts of decode and then of
-    prefill. To the time to the first token come ``awaited_steps`` decode steps, ``queued_tokens``
-    times the time per output token, and ``intake_s``.
+    prefill. To the time to the first token come ``awaited_steps`` decode steps, ``launch_steps``
+    by the row's launch script, ``queued_tokens`` times the time per output token, and
+    ``intake_s``. It weighs ``counts_ttft``: 0 where nobody says how the clients sent requests.
     """
 
     row_id: str
@@ -71,10 +72,12 @@ class ServingCase:
     first_s: Columns
     step_s: Columns
     awaited_steps: float
+    launch_steps: float
     queued_tokens: float
     intake_s: float
     tpot_s: float
     ttft_s: float
+    counts_ttft: float
 
     @property
     def pair(self) -> Pair:
@@ -127,6 +130,7 @@ def serving_case(row: Row) -> ServingCase:
     decode = np.concatenate([parts_of(ledger, "decode"), nothing])
     prompt = np.concatenate([nothing, parts_of(ledger, "prefill")])
     mixed, burst = tpot["mixed ratio"], ttft["burst ratio"]
+    overlap = (1 - burst) * usual["decoding ratio"]
     first = (1 - burst) * usual["steps"] * mixed_parts_of(ledger, UNTIL_FIRST_TOKEN)
     first = first + burst * ttft["burst steps"] * mixed_parts_of(ledger, BURST_STEP)
     return ServingCase(
@@ -142,11 +146,13 @@ def serving_case(row: Row) -> ServingCase:
         gap_s=(1 - mixed) * decode + mixed * mixed_parts_of(ledger, BETWEEN_TOKENS),
         first_s=first + queued_ratio * prompt,
         step_s=decode,
-        awaited_steps=(1 - burst) * usual["decoding ratio"] * USUAL_STEPS_AWAITED,
+        awaited_steps=overlap * USUAL_STEPS_AWAITED,
+        launch_steps=overlap * (usual["steps awaited"] - USUAL_STEPS_AWAITED),
         queued_tokens=queued_ratio * (workload.output_tokens - 1),
         intake_s=ttft["intake s"],
         tpot_s=float(row["tpot_ms"]) / 1e3,
         ttft_s=float(row["ttft_ms"]) / 1e3,
+        counts_ttft=float(states_client(row)),
     )
 
 
@@ -216,10 +222,12 @@ class Sweep:
     first_s: Columns
     step_s: Columns
     awaited_steps: Columns
+    launch_steps: Columns
     queued_tokens: Columns
     intake_s: Columns
     tpot_s: Columns
     ttft_s: Columns
+    counts_ttft: Columns
     narrow: Columns
 
     def products(self, values: Columns) -> tuple[Columns, Columns, Columns]:
@@ -229,7 +237,7 @@ class Sweep:
         return self.gap_s * factors, self.first_s * factors, self.step_s * factors
 
     def waits(self, values: Columns) -> tuple[Columns, Columns]:
-        """Return the decode steps that a first token awaits, and the intake in seconds."""
+        """Return the fitted part of the steps that a first token awaits, and the intake in s."""
         awaited = np.exp(values[:, AWAITED]) * self.awaited_steps
         return awaited, np.exp(values[:, INTAKE]) * self.intake_s
 
@@ -237,7 +245,8 @@ class Sweep:
         """Return the seconds per output token and to the first token, one row of values each."""
         gap, first, step = (parts.sum(axis=1) for parts in self.products(values))
         awaited, intake = self.waits(values)
-        return gap, first + awaited * step + self.queued_tokens * gap + intake
+        steps = awaited + self.launch_steps
+        return gap, first + steps * step + self.queued_tokens * gap + intake
 
     def wrong(self, values: Columns) -> Columns:
         """Return the log ratios of predicted and measured times, two columns."""
@@ -253,7 +262,8 @@ class Sweep:
         seconds = np.zeros((len(values), 2, len(PARTS)))
         seconds[:, 0, OF_PASSES] = gap
         queued = self.queued_tokens[:, None] * gap
-        seconds[:, 1, OF_PASSES] = first + awaited[:, None] * step + queued
+        steps = (awaited + self.launch_steps)[:, None]
+        seconds[:, 1, OF_PASSES] = first + steps * step + queued
         seconds[:, :, NARROW] = (
             seconds[:, :, PRODUCTS].sum(axis=2)[:, :, None] * self.narrow[:, None, :]
         )

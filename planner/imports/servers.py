@@ -211,6 +211,7 @@ def read_sglang(draft: Draft, words: list[str]) -> None:
         tokens = max(1, chunk.whole(most=LARGEST_TOKENS) // attention)
         draft.put(chunk.source, "pins.max_batch_tokens", tokens)
     add_share(server, "mem_fraction_static")
+    server.put_whole("scheduler_recv_interval", "pins.scheduler_recv_interval")
     radix = server.take("disable_radix_cache")
     if radix:
         draft.put(radix.source, "workload.prefix_share_ratio", 0.0)

@@ -25,7 +25,7 @@ from planner.workload.arrivals import StepColumns
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
-from planner.workload.serve import intake_seconds, saturation_rate
+from planner.workload.serve import saturation_rate
 from planner.workload.setting import Setting
 from planner.workload.under_load import (
     Costing,
@@ -230,7 +230,7 @@ class BlockPercentiles:
         )
         in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
         simulated = replica.serve(self._workload, max_requests, in_flight)
-        return percentiles(means, simulated, NullLedger(), self._intake[row], names)
+        return percentiles(means, simulated, NullLedger(), self._admission[row], names)
 
     @property
     def _setting(self) -> Setting:
@@ -261,8 +261,10 @@ class BlockPercentiles:
         return self._block.column(saturation_rate(self._setting, self._workload, max_requests))  # type: ignore[arg-type]  # a column
 
     @cached_property
-    def _intake(self) -> list[float]:
-        seconds: list[float] = self._block.column(intake_seconds(self._setting)).tolist()
+    def _admission(self) -> list[float]:
+        """Return the seconds until a step can read a request's prompt, of each strategy."""
+        column = self._read("admission_s")
+        seconds: list[float] = self._block.column(0.0 if column is None else column).tolist()
         return seconds
 
     @cached_property
@@ -332,6 +334,7 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
     own_figures = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),
         "quality_loss_ratio": loss,
+        "admission_s": outcome.admission_s,
         **expenses,
     }
 

@@ -213,6 +213,7 @@ NOTHING = StepCosts((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0))
 DUST_TOKENS = 1e-9
 LINEAR_GROWTH = 1e-9
 SPAN = 2**32  # exceeds the number of requests
+UNIFORM_VARIATION = 1 / math.sqrt(3)  # of lengths from none to twice the mean
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ class Batching:
 class Traffic:
     """The arriving requests: times of the first calls and the number of calls per caller.
 
-    ``length_spread`` is the largest relative deviation of output lengths from ``output_tokens``.
+    Prompts and answers are drawn with ``length_variation``, a standard deviation over the mean;
+    without it prompts are alike, and answers differ by at most ``length_spread`` of their length.
     """
 
     prompt_tokens: float
@@ -240,6 +242,7 @@ class Traffic:
     calls_per_caller: int = 1
     length_spread: float = 0.0
     seed: int = 0
+    length_variation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,7 @@ class _Requests:
 
     def __init__(self, traffic: Traffic) -> None:
         most = len(traffic.calls_s) * traffic.calls_per_caller
-        self.output_tokens = _lengths(traffic, most)
+        self.prompt_tokens, self.output_tokens = _lengths(traffic, most)
         self.sent_s = list(traffic.calls_s)
         self.calls_left = [traffic.calls_per_caller - 1] * len(self.sent_s)
         self.first_s = [math.nan] * most
@@ -292,13 +295,32 @@ class _Requests:
         return len(self.sent_s) - 1
 
 
-def _lengths(traffic: Traffic, count: int) -> list[int]:
-    """Return the output length of each request in tokens."""
-    if not traffic.length_spread:
-        return [max(1, traffic.output_tokens)] * count
-    uneven = 2 * np.random.default_rng(traffic.seed).random(count) - 1
-    tokens = np.rint(traffic.output_tokens * (1 + traffic.length_spread * uneven))
-    return [int(length) for length in np.maximum(1, tokens)]
+def _lengths(traffic: Traffic, count: int) -> tuple[list[float], list[int]]:
+    """Return the prompt and the answer of each request in tokens."""
+    draw = np.random.default_rng(traffic.seed)
+    prompts = np.full(count, traffic.prompt_tokens)
+    answers = np.full(count, float(traffic.output_tokens))
+    if traffic.length_variation:
+        prompts *= _drawn(draw, traffic.length_variation, count)
+        answers *= _drawn(draw, traffic.length_variation, count)
+    elif traffic.length_spread:
+        answers *= 1 + traffic.length_spread * (2 * draw.random(count) - 1)
+    whole = np.maximum(1, np.rint(answers))
+    return np.maximum(1.0, prompts).tolist(), [int(length) for length in whole]
+
+
+def _drawn(draw: np.random.Generator, variation: float, count: int) -> Floats:
+    """Return random lengths of mean 1.
+
+    They are uniform as those of load generators, which vary by at most ``UNIFORM_VARIATION``; if
+    they vary more, gamma distributed as those of users.
+    """
+    if variation <= UNIFORM_VARIATION:
+        lengths = 1 + math.sqrt(3) * variation * (2 * draw.random(count) - 1)
+    else:
+        lengths = draw.gamma(variation**-2, size=count)
+    result: Floats = lengths / lengths.mean()
+    return result
 
 
 @dataclass
@@ -306,7 +328,8 @@ class _Engine:
     """The state of one replica.
 
     ``finishing`` is a heap of (step of the last token) * ``SPAN`` + request index; ``head_left``
-    is the number of unread prompt tokens of the first request in the queue.
+    is the number of unread prompt tokens of the first request in the queue, 0 before it has a
+    place.
     """
 
     batching: Batching
@@ -317,13 +340,13 @@ class _Engine:
     events: int = 0
     held: int = 0
     context_tokens: float = 0.0
+    head_left: float = 0.0
     waiting: deque[int] = field(default_factory=deque)
     called_again: list[int] = field(default_factory=list)
     finishing: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.requests = _Requests(self.traffic)
-        self.prompt = self.head_left = self.traffic.prompt_tokens
         self.slots, self.budget = self.batching.slots, self.batching.budget_tokens
         sent = self.requests.sent_s
         # Sorted in reverse: the next call is the last item.
@@ -334,7 +357,7 @@ class _Engine:
         while self.calls or self.called_again or self.waiting or self.finishing:
             self.events += 1
             self.admit()
-            if self.waiting and (self.head_left < self.prompt or self.held < self.slots):
+            if self.waiting and (self.head_left or self.held < self.slots):
                 self.prefill()
             elif self.finishing:
                 self.decode()
@@ -365,21 +388,18 @@ class _Engine:
         """Return the prompt tokens read in this step and the requests with a completed prompt."""
         waiting, left = self.waiting, budget
         started: list[int] = []
-        if self.head_left < self.prompt:  # begun in an earlier step
+        while waiting and left > DUST_TOKENS:
+            if not self.head_left:
+                if self.held >= self.slots:
+                    break
+                self.held += 1
+                self.head_left = self.requests.prompt_tokens[waiting[0]]
             part = min(left, self.head_left)
             left, self.head_left = left - part, self.head_left - part
             if self.head_left > DUST_TOKENS:
-                return budget - left, started
+                break
+            self.head_left = 0.0
             started.append(waiting.popleft())
-        whole = int((left + DUST_TOKENS) / self.prompt)
-        if whole:
-            whole = min(whole, len(waiting), self.slots - self.held)
-            started += [waiting.popleft() for _ in range(whole)]
-            self.held += whole
-        self.head_left, left = self.prompt, left - whole * self.prompt
-        if left > DUST_TOKENS and waiting and self.held < self.slots:
-            self.held += 1
-            self.head_left, left = self.prompt - left, 0.0
         return budget - left, started
 
     def start(self, started: list[int]) -> None:
@@ -392,7 +412,7 @@ class _Engine:
                 self.finish(index)
                 continue
             heappush(self.finishing, (step + length) * SPAN + index)
-            self.context_tokens += self.prompt + 1
+            self.context_tokens += requests.prompt_tokens[index] + 1
 
     def decode(self) -> None:
         """Run decode steps until a request ends or the next one arrives."""
@@ -411,7 +431,8 @@ class _Engine:
         end, finishing = (self.step + 1) * SPAN, self.finishing
         while finishing and finishing[0] < end:
             index = heappop(finishing) % SPAN
-            self.context_tokens -= self.prompt + self.requests.output_tokens[index]
+            self.context_tokens -= self.requests.prompt_tokens[index]
+            self.context_tokens -= self.requests.output_tokens[index]
             self.finish(index)
 
     def finish(self, index: int) -> None:

@@ -317,7 +317,7 @@ def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, 
     room = _with_zero_layers(list(max_concurrency_by_stage(free, workload)), free, shape)
     held = _concurrency_grid(setting, workload, float(room.max(axis=1).min(axis=0).max()))
     along = held.reshape(-1, *(1 for _ in shape))
-    context = workload.input_tokens + workload.output_tokens / 2
+    context = workload.decoding_context_tokens
     cached = workload.input_tokens * workload.prefix_share_ratio
     lanes: float = setting.layout.attention_data
     prompt = prefill_work(setting, lanes, workload.input_tokens - cached, cached)

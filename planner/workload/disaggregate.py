@@ -254,7 +254,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
 def _decode(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float
 ) -> DecodeCost:
-    context = workload.input_tokens + workload.output_tokens / 2
+    context = workload.decoding_context_tokens
     return decode_cost(setting, ledger, max(1.0, running / setting.layout.pipeline), context)
 
 

@@ -39,6 +39,7 @@ from planner.workload.setting import (
 MIXED = "mixed"
 GROUP = "schedule"
 UNCROWDED = 1e12  # others, of which any number may come at once
+UNIFORM_RANGE = 12**0.5  # of a uniform distribution over its standard deviation
 WHOLE = 1e-9  # tolerance for quotients of whole numbers
 LEAST_BUDGET_RATIO = 0.5  # of a step's tokens, which prompts have however many requests decode
 
@@ -51,7 +52,9 @@ class Load(NamedTuple):
     ``answer`` the steps that its answer takes. A share of the requests decodes, others wait to be
     read. In an open loop ``arrivals`` prompts come to a lane
     in a step, of which reading takes ``busy_ratio`` of the time; in a closed one the schedule says
-    so.
+    so. ``variability`` is the sum of the variances of arrivals and of lengths over their squared
+    means, 1 for requests of one length; ``length_range`` the difference between the
+    longest and the shortest answer over the mean, if all lengths between are as likely.
     """
 
     others: float
@@ -62,6 +65,8 @@ class Load(NamedTuple):
     decoding_share: float
     arrivals: float | None = None
     busy_ratio: float | None = None
+    variability: float = 1.0
+    length_range: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,15 @@ def load_of(
     rate = workload.request_rate_per_second
     if rate is None:
         others = maximum(0.0, running / lanes - 1), maximum(0.0, running - 1)
-        return Load(*others, lanes, uncached_prompt(workload), answer, share)
+        return Load(
+            *others,
+            lanes,
+            uncached_prompt(workload),
+            answer,
+            share,
+            variability=1 + workload.length_variance,
+            length_range=_length_range(workload),
+        )
     in_lane = rate / layout.data / lanes
     few = minimum(1.0, in_lane * lanes * (prompt_s + answer * step_s))
     in_flight = where(running > 1, running, few)
@@ -141,7 +154,15 @@ def load_of(
         decoding_share=share,
         arrivals=in_lane * step_s / (1 - busy),
         busy_ratio=busy,
+        variability=1 + workload.length_variance,
     )
+
+
+def _length_range(workload: ServeWorkload) -> float:
+    """Return the range of the answers' lengths over their mean, if they are uniform."""
+    if workload.length_variation is None:
+        return client_of_sweeps().length_range
+    return UNIFORM_RANGE * workload.length_variation
 
 
 def mixed_steps_of(
@@ -195,7 +216,7 @@ def _schedule(setting: Setting, ledger: Ledger, load: Load) -> Schedule:
             running=load.others + 1,
             prompt_steps=prompt_steps,
             calls=client.calls,
-            spread_steps=client.length_range * load.answer,
+            spread_steps=load.length_range * load.answer,
         )
         read_ratio = 1 - 1 / (2 * client.calls)  # nobody calls after the last call
         arrivals, crowd = prompts / window, prompts
@@ -212,6 +233,7 @@ def _schedule(setting: Setting, ledger: Ledger, load: Load) -> Schedule:
         prompt_tokens=load.prompt,
         step_tokens=room,
         queued_steps=life - alone,
+        variability=load.variability,
     )
     read = ledger.term(
         tokens_until_first,
@@ -289,7 +311,7 @@ def _seconds(
     weights reads prompts alone, then decodes.
     """
     group, decoding, tokens = step
-    context = workload.input_tokens + workload.output_tokens / 2
+    context = workload.decoding_context_tokens
     ranks = setting.layout.attention_data
     prompt, cached = uncached_prompt(workload), workload.input_tokens * workload.prefix_share_ratio
     prompts = reading_ranks * tokens / prompt

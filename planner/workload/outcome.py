@@ -45,7 +45,8 @@ class Outcome:
 
     ``seconds_by_class`` is the main step's time by operator class; ``phases`` the same for each
     phase that a job can measure separately; ``stage_layers`` and ``stage_devices`` are the split
-    of an uneven pipeline.
+    of an uneven pipeline. ``admission_s`` is the part of a mean time to first token that passes
+    before a step can read the prompt, in s: all requests have about the same.
     """
 
     memory: MemoryUse
@@ -57,6 +58,7 @@ class Outcome:
     warnings: tuple[str, ...] = field(default=())
     stage_layers: tuple[int, ...] = ()
     stage_devices: tuple[str, ...] = ()
+    admission_s: float = 0.0
 
     @property
     def bound_by(self) -> str:

@@ -367,6 +367,21 @@ def refuse_memory_share(strategy: Strategy, engine: Engine) -> None:
         )
 
 
+def refuse_recv_interval(strategy: Strategy, engine: Engine) -> None:
+    """Reject an interval of looks for new requests for an engine that looks before each step.
+
+    Raises:
+        NotCoveredError: the engine has no such option.
+    """
+    interval = strategy.scheduler_recv_interval
+    if interval is not None and not engine.has_recv_interval:
+        raise NotCoveredError(
+            f"scheduler_recv_interval is {interval}: {engine.title} has no such option, it looks "
+            "for new requests before every step; leave it out, or choose engine sglang",
+            "strategy.scheduler_recv_interval",
+        )
+
+
 # Strategy fields that only serving supports.
 REQUESTS_ONLY = {
     "speculative": "speculative decoding",
@@ -377,6 +392,7 @@ SERVING_ONLY = {
     "sparsity": "sparse weights, which inference and compression use",
     "attention_data_parallel_size": "data-parallel attention, which inference uses",
     "gpu_memory_utilization": "the memory of a serving engine",
+    "scheduler_recv_interval": "when a serving engine looks for new requests",
 }
 TRAINING_ONLY = {
     "virtual_pipeline_size": "interleaved pipelines, which training uses",
@@ -492,6 +508,7 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
     refuse_unmodelled_fields(request.strategy, training=training)
     _refuse_serving_only(request)
     refuse_memory_share(request.strategy, engine)
+    refuse_recv_interval(request.strategy, engine)
     if isinstance(request.workload, TrainWorkload):
         refuse_unused_quantization(request.strategy, request.workload, model)
     else:

@@ -52,7 +52,6 @@ from planner.workload.resolve import resolve
 from planner.workload.serve import (
     GROUP,
     fills_every_slot,
-    intake_seconds,
     saturation_rate,
     serve,
 )
@@ -75,6 +74,7 @@ PERCENTILES = (50, 90, 95, 99)
 MAX_CALLERS = 1024
 MAX_REQUESTS = 1500
 OPEN_REQUESTS = 300
+UNEVEN_REQUESTS = 1000  # of which long ones are a small share
 STEADY_LIVES = 10
 WARM_UP_RATIO = 0.3
 LENGTH_SPREAD = 0.03  # output lengths differ by a few tokens even if forced
@@ -99,7 +99,7 @@ Means = Callable[[ServeWorkload], Performance]
         "mean_s": "T",
         "simulated_s": "s_p",
         "simulated_mean_s": "s_mean",
-        "intake_s": "t_0",
+        "admission_s": "t_0",
     },
     source="own simulation of the engine's steps (seeded), scaled to the calibrated mean",
 )
@@ -108,13 +108,13 @@ def percentile_seconds(
     mean_s: Quantity,
     simulated_s: Quantity,
     simulated_mean_s: Quantity,
-    intake_s: Quantity = 0.0,
+    admission_s: Quantity = 0.0,
 ) -> Quantity:
     """Return a percentile of a time from its mean and the simulated distribution.
 
-    ``intake_s`` is the constant time to accept a request before the engine's first step.
+    ``admission_s`` is the time until a step can read a request's prompt, which all have alike.
     """
-    return intake_s + maximum(0.0, mean_s - intake_s) * simulated_s / simulated_mean_s
+    return admission_s + maximum(0.0, mean_s - admission_s) * simulated_s / simulated_mean_s
 
 
 LINES = {
@@ -135,39 +135,40 @@ class RequestTimes:
 
 
 def under_load(
-    setting: Setting, workload: ServeWorkload, means: Performance, ledger: Ledger
+    setting: Setting, workload: ServeWorkload, outcome: Outcome, ledger: Ledger
 ) -> tuple[Performance, tuple[str, ...]]:
     """Return the means with percentiles, objectives and limits, and the warnings.
 
     A rate above saturation has no percentiles because its queue grows without bound.
     """
+    means = outcome.performance
     most = (means.max_concurrency or 0) // setting.layout.data
     if most < 1:
         return means, ()
     limit = saturation_rate(setting, workload, most)
     simulate = partial(_simulated_once, setting, workload, means, most)
-    means_of, intake = partial(served_means, setting), intake_seconds(setting)
-    return _with_limits(workload, means, ledger, limit, simulate, means_of, intake)
+    means_of = partial(served_means, setting)
+    return _with_limits(workload, outcome, ledger, limit, simulate, means_of)
 
 
 def _with_limits(
     workload: ServeWorkload,
-    means: Performance,
+    outcome: Outcome,
     ledger: Ledger,
     limit: float,
     simulate: Callable[[], RequestTimes],
     means_of: Means,
-    intake_s: float = 0.0,
 ) -> tuple[Performance, tuple[str, ...]]:
+    means, admission_s = outcome.performance, outcome.admission_s
     figures: dict[str, float | int] = {"max_requests_per_second": limit}
     rate = workload.request_rate_per_second
     if rate is not None and rate >= limit:
         warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
         return means.model_copy(update=figures), (warning,)
     simulated = simulate()
-    figures |= percentiles(means, simulated, ledger, intake_s)
+    figures |= percentiles(means, simulated, ledger, admission_s)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake_s)
+        figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, admission_s)
         figures |= largest_load_within_objectives(means_of, workload, limit)
     return means.model_copy(update=figures), ()
 
@@ -230,11 +231,13 @@ class Replica:
         self, workload: ServeWorkload, most: int, in_flight: float
     ) -> tuple[Traffic, int]:
         """Return the traffic and slots of the replica, both scaled down for many callers."""
-        rate = workload.request_rate_per_second
+        rate, variation = workload.request_rate_per_second, workload.length_variation or 0.0
         prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
         if rate is not None:
-            calls = poisson_calls(rate / self.number, simulated_count(in_flight))
-            return Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD), most
+            count = max(simulated_count(in_flight), UNEVEN_REQUESTS if variation else 0)
+            calls = poisson_calls(rate / self.number, count)
+            traffic = Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD)
+            return replace(traffic, length_variation=variation), most
         callers = workload.callers
         callers_each = math.ceil(callers / self.number) if callers else most
         scale = min(1.0, MAX_CALLERS / callers_each)
@@ -245,6 +248,7 @@ class Replica:
             calls_each, spread = 1, 0.0
         calls_each = min(calls_each, max(LEAST_CALLS, MAX_REQUESTS // number))
         traffic = Traffic(prompt, workload.output_tokens, [0.0] * number, calls_each, spread)
+        traffic = replace(traffic, length_variation=variation)
         return traffic, max(1, round(min(most, callers_each) * scale))
 
 
@@ -270,16 +274,16 @@ def _after_warm_up(timeline: Timeline, workload: ServeWorkload, kept: int) -> Re
     return RequestTimes(timeline.ttft_s[counts], tpot[counts], timeline.latency_s[counts])
 
 
-def seconds_before_first_step(name: str, intake_s: float) -> float:
-    """Return the part of a time before the engine's first step."""
-    return 0.0 if name == "tpot" else intake_s
+def admission_in(name: str, admission_s: float) -> float:
+    """Return the part of a time that passes before a step can read the prompt."""
+    return 0.0 if name == "tpot" else admission_s
 
 
 def percentiles(
     means: Performance,
     simulated: RequestTimes,
     ledger: Ledger,
-    intake_s: float,
+    admission_s: float,
     names: Collection[str] = ALL_PERCENTILES,
 ) -> dict[str, float]:
     """Return the named percentiles of each time that has a mean, from the simulation."""
@@ -297,13 +301,13 @@ def percentiles(
                 mean_s=mean,
                 simulated_s=float(simulated_s),
                 simulated_mean_s=float(times.mean()),
-                intake_s=seconds_before_first_step(name, intake_s),
+                admission_s=admission_in(name, admission_s),
             )
     return values
 
 
 def attained_ratio(
-    workload: ServeWorkload, means: Performance, simulated: RequestTimes, intake_s: float
+    workload: ServeWorkload, means: Performance, simulated: RequestTimes, admission_s: float
 ) -> float:
     """Return the share of the requests that meet all given objectives."""
     met = np.ones(len(simulated.ttft_s), dtype=bool)
@@ -312,8 +316,8 @@ def attained_ratio(
         mean: float | None = getattr(means, f"{name}_seconds")
         times: Floats = getattr(simulated, f"{name}_s")
         if objective is not None and mean is not None and times.mean() > 0:
-            intake = seconds_before_first_step(name, intake_s)
-            met &= intake + times * ((mean - intake) / times.mean()) <= objective
+            before = admission_in(name, admission_s)
+            met &= before + times * ((mean - before) / times.mean()) <= objective
     return float(met.mean())
 
 
@@ -382,22 +386,22 @@ SAMPLES = 6000  # leaves 60 requests beyond the 99th percentile
 
 
 def under_heterogeneous_load(
-    setting: Setting, workload: ServeWorkload, means: Performance, ledger: Ledger
+    setting: Setting, workload: ServeWorkload, outcome: Outcome, ledger: Ledger
 ) -> tuple[Performance, tuple[str, ...]]:
     """Return the means with percentiles, objectives and limits, and the warnings."""
     parts = replica_shares(setting, workload)
     if len(parts) == 1:
-        return under_load(parts[0].setting, workload, means, ledger)
+        return under_load(parts[0].setting, workload, outcome, ledger)
     most = [int(max_concurrency(part.setting, workload)) for part in parts]
     if min(most) < 1:
-        return means, ()
+        return outcome.performance, ()
     limit = float(sum(part.rate * part.dealt.replicas for part in parts))
 
     def served(load: ServeWorkload) -> Performance:
         return serve_replica_shares(parts, load, NullLedger()).performance
 
     simulate = partial(_pooled, parts, workload, most)
-    return _with_limits(workload, means, ledger, limit, simulate, served)
+    return _with_limits(workload, outcome, ledger, limit, simulate, served)
 
 
 def _pooled(
@@ -405,15 +409,17 @@ def _pooled(
 ) -> RequestTimes:
     """Return simulated requests of all replicas, in proportion to the rate of each kind."""
     loads = [part.load(workload) for part in parts]
-    own_means = [served_means(part.setting, load) for part, load in zip(parts, loads, strict=True)]
-    rates = [cast("float", one.requests_per_second) for one in own_means]
+    outcomes = [
+        serve(part.setting, load, NullLedger()) for part, load in zip(parts, loads, strict=True)
+    ]
+    rates = [cast("float", one.performance.requests_per_second) for one in outcomes]
     samples = []
-    for part, load, means, slots, rate in zip(parts, loads, own_means, most, rates, strict=True):
+    for part, load, outcome, slots, rate in zip(parts, loads, outcomes, most, rates, strict=True):
         rate_per_replica = (load.request_rate_per_second or 0.0) / part.setting.layout.data
-        in_flight = rate_per_replica * (means.latency_seconds or 0.0)
+        in_flight = rate_per_replica * (outcome.performance.latency_seconds or 0.0)
         simulated = simulated_requests(part.setting, load, slots, in_flight)
         count = max(1, round(SAMPLES * rate / sum(rates)))
-        samples.append(_sampled(_scaled(part.setting, simulated, means), count))
+        samples.append(_sampled(_scaled(simulated, outcome), count))
     return RequestTimes(
         *(
             np.concatenate([getattr(one, f"{name}_s") for one in samples])
@@ -422,13 +428,13 @@ def _pooled(
     )
 
 
-def _scaled(setting: Setting, simulated: RequestTimes, means: Performance) -> RequestTimes:
+def _scaled(simulated: RequestTimes, outcome: Outcome) -> RequestTimes:
     """Return simulated requests scaled to the calibrated means of their replica."""
 
     def times(name: str) -> Floats:
         simulated_s: Floats = getattr(simulated, f"{name}_s")
-        mean: float = getattr(means, f"{name}_seconds") or 0.0
-        before = seconds_before_first_step(name, intake_seconds(setting))
+        mean: float = getattr(outcome.performance, f"{name}_seconds") or 0.0
+        before = admission_in(name, outcome.admission_s)
         return (
             simulated_s
             if not simulated_s.mean() > 0
@@ -596,7 +602,7 @@ def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Out
     if not isinstance(workload, ServeWorkload) or setting.strategy.disaggregated:
         return outcome
     simulate = under_heterogeneous_load if setting.cluster.other_nodes else under_load
-    performance, warnings = simulate(setting, workload, outcome.performance, ledger)
+    performance, warnings = simulate(setting, workload, outcome, ledger)
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 

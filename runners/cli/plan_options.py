@@ -47,6 +47,7 @@ WORKLOAD = (
     FieldOption(("--rate", "--request-rate"), "workload.request_rate_per_second"),
     FieldOption(("--burst",), "workload.burst_requests"),
     FieldOption(("--prefix-share",), "workload.prefix_share_ratio"),
+    FieldOption(("--length-variation",), "workload.length_variation"),
     FieldOption(("--max-model-len",), "workload.max_request_tokens"),
     FieldOption(("--ttft",), "workload.ttft_slo_seconds"),
     FieldOption(("--itl", "--tpot"), "workload.tpot_slo_seconds"),
@@ -74,6 +75,7 @@ PERCENTILES = tuple(
 STEPS = (
     FieldOption(("--kv-cache-dtype",), "pins.kv_cache_dtype"),
     FieldOption(("--gpu-memory-utilization",), "pins.gpu_memory_utilization"),
+    FieldOption(("--scheduler-recv-interval",), "pins.scheduler_recv_interval"),
     FieldOption(("--max-num-batched-tokens",), "pins.max_batch_tokens"),
 )
 MICRO_BATCH = FieldOption(("--micro-batch-size",), "pins.micro_batch_size")

@@ -408,6 +408,26 @@ def test_a_pinned_share_reaches_the_plan_and_its_own_command_alone():
         assert flag.split()[0] not in command(unset.text)
 
 
+def test_an_interval_between_looks_for_requests_is_sglangs_and_lengthens_the_first_token():
+    strategy = {"scheduler_recv_interval": 30}
+    for engine, wording in [("vllm", "choose engine sglang"), ("llama_cpp", "no such option")]:
+        with pytest.raises(NotCoveredError, match=wording):
+            ask(workload=SERVE, engine=engine, strategy=strategy)
+    loops = {"concurrency": 8}, {"concurrency": None, "request_rate_per_second": 2.0}
+    for load, steps in zip(loops, (29 * 0.9, 29 / 2 * 0.5), strict=True):  # others decode, or not
+        own, rare = (
+            ask(workload={**SERVE, **load}, engine="sglang", strategy=each).performance
+            for each in ({}, strategy)
+        )
+        assert rare.tpot_seconds == pytest.approx(own.tpot_seconds, rel=0.01), load
+        added = rare.ttft_seconds - own.ttft_seconds
+        assert added > 0.8 * steps * own.tpot_seconds, load
+    question = document(engine="sglang", workload=SERVE, top=1)
+    answer = plan(PlanRequest.model_validate({**question, "pins": strategy}))
+    text = command(export("sglang", export_case(answer.request, answer.plans[0])).text)
+    assert "--scheduler-recv-interval 30" in text
+
+
 def test_a_model_that_needs_more_than_the_default_fits_with_a_larger_share():
     """vllm-project/vllm issue 12569: 67.72 GiB on 80 GB were served at 0.98."""
     tight = {"model": LLAMA_70B, "engine": "vllm", "workload": {**SERVE, "concurrency": 1}}

@@ -403,10 +403,12 @@ def serving_points():
                     first_s=np.concatenate([0 * decode, prefill]),
                     step_s=np.concatenate([decode, 0 * prefill]),
                     awaited_steps=min(running - 1, 1.0),
+                    launch_steps=0.0,
                     queued_tokens=0.0,
                     intake_s=0.001,
                     tpot_s=tpot,
                     ttft_s=factor * float(prefill.sum()) * 2,
+                    counts_ttft=1.0,
                 )
             )
     return tuple(points)

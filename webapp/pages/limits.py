@@ -164,6 +164,7 @@ UNASKED = {
     "time_budget_seconds",
     "tokens",
     "prefix_share_ratio",
+    "length_variation",
     "prompts_path",
     "batching",
     "kv_cache",

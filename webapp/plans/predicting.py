@@ -176,7 +176,8 @@ def estimate_at(
     planned = question.request.workload
     if not isinstance(planned, ServeWorkload):
         return None
-    others = dict.fromkeys(ARRIVAL_FIELDS.values())
+    # A load test sends requests of one length.
+    others = dict.fromkeys((*ARRIVAL_FIELDS.values(), "length_variation"))
     value = point if options.arrivals.kind == "open" else round(point)
     workload = planned.model_copy(update={**others, ARRIVAL_FIELDS[options.arrivals.kind]: value})
     return estimate_as_planned(question.request, workload, strategy)

@@ -71,24 +71,40 @@ def words(draw: random.Random, load: dict[str, Any], count: int) -> list[int]:
     return [draw.randrange(1, load["vocab_size"]) for _ in range(count)]
 
 
+def lengths(draw: random.Random, mean: int, variation: float, count: int) -> list[int]:
+    """Return lengths with a mean and a standard deviation over it.
+
+    They are uniform up to a variation of 1/sqrt(3), beyond it gamma distributed.
+    """
+    if variation <= 3**-0.5:
+        drawn = [1 + 3**0.5 * variation * draw.uniform(-1, 1) for _ in range(count)]
+    else:
+        drawn = [draw.gammavariate(variation**-2, variation**2) for _ in range(count)]
+    scale = mean * count / sum(drawn)
+    return [max(1, round(scale * each)) for each in drawn]
+
+
 def run(url: str, model: str, claim: dict[str, Any], num_requests: int) -> dict[str, float]:
     """Send the load of a claim and return the measured figures, by the claim's names."""
     load, samples, lock = claim["load"], [], threading.Lock()
     draw = random.Random(0)  # noqa: S311 - not for secrets
     shared = int(load["input_tokens"] * load.get("prefix_share_ratio", 0.0))
     prefix = words(draw, load, shared)
-    own = load["input_tokens"] - shared
-    prompts = [prefix + words(draw, load, own) for _ in range(num_requests)]
+    variation = load.get("length_variation", 0.0)
+    own = lengths(draw, load["input_tokens"] - shared, variation, num_requests)
+    prompts = [prefix + words(draw, load, count) for count in own]
+    answers = lengths(draw, load["output_tokens"], variation, num_requests)
     gate = threading.Semaphore(load.get("concurrency") or num_requests)
 
-    def one(prompt: list[int]) -> None:
+    def one(prompt: list[int], answer: int) -> None:
         with gate:
-            sample = send(url, model, prompt, load["output_tokens"])
+            sample = send(url, model, prompt, answer)
         with lock:
             samples.append(sample)
 
     started = time.perf_counter()
-    threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    pairs = zip(prompts, answers, strict=True)
+    threads = [threading.Thread(target=one, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
         if load.get("request_rate_per_second"):

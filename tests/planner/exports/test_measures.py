@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -94,6 +95,14 @@ def test_times_are_means_over_requests_rates_over_the_run_and_one_token_has_no_g
     assert found["tpot_seconds"] == pytest.approx(5 / 7)
     assert found["output_tokens_per_second"] == 9 / 5
     assert figures([Sample(0.0, 1.0, 1.0, 1)], 1.0)["tpot_seconds"] == 0.0
+
+
+def test_lengths_vary_as_much_as_the_plan_says():
+    draw = random.Random(1)  # noqa: S311 - not for secrets
+    for variation in (0.0, 0.5, 1.0):
+        found = serving.lengths(draw, 400, variation, 4000)
+        assert statistics.mean(found) == pytest.approx(400, rel=0.01), variation
+        assert statistics.pstdev(found) / 400 == pytest.approx(variation, rel=0.06, abs=1e-9)
 
 
 def test_prompts_share_as_much_as_the_plan_says(server):

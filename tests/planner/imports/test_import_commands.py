@@ -45,6 +45,7 @@ LINES = {
         "workload.prefix_share_ratio": 0.0,
     },
     f"vllm serve {LLAMA} --dtype bfloat16": {"pins.weight_dtype": "bf16"},
+    f"sglang serve {LLAMA} --scheduler-recv-interval 10": {"pins.scheduler_recv_interval": 10},
     f"vllm serve {LLAMA} --quantization fp8 --no-enable-chunked-prefill": {
         "pins.weight_dtype": "fp8",
         "pins.chunked_prefill": False,

@@ -156,6 +156,7 @@ DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "burst_requests": _choice(1, 32, 500),
     "ttft_slo_seconds": _choice(0.05, 1.0, 30.0),
     "tpot_slo_seconds": _choice(0.005, 0.05, 1.0),
+    "length_variation": _choice(0.06, 0.52, 1.0),
     "max_request_tokens": _longest,
     "lora_rank": _choice(4, 64),
     "tokens": _choice(1_000_000, 10_000_000_000),
