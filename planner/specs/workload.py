@@ -242,6 +242,11 @@ class Strategy(SparseSpec):
 
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
+TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward"]
+# Objectives that compare a chosen with a rejected answer, and those that have a frozen reference.
+PAIRED_OBJECTIVES = frozenset({"dpo", "orpo", "reward"})
+REFERENCE_OBJECTIVES = frozenset({"dpo", "kto"})
+PREFERENCE_METHODS = ("full", "lora", "qlora")  # that train for an objective but supervised
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
 NamedOptimizer = Annotated[
     Optimizer, BeforeValidator(alias_parser(get_args(Optimizer), OPTIMIZERS))
@@ -378,8 +383,22 @@ class TrainWorkload(SparseSpec):
 
     kind: Literal["train"] = "train"
     sequence_length: PositiveInt = Field(description="Tokens of a training sequence")
-    global_batch_size: PositiveInt = Field(description="Sequences of one update, over all devices")
+    global_batch_size: PositiveInt = Field(
+        description="Records of one update, over all devices: sequences, or for the objectives "
+        "dpo, orpo and reward pairs of them"
+    )
     method: TrainMethod = Field(default="full", description="What is trained, and how")
+    objective: TrainObjective = Field(
+        default="supervised",
+        description="What the loss compares: each token with the text (supervised), a chosen with "
+        "a rejected answer (dpo, orpo, or reward for a reward model), or an answer with its label "
+        "(kto)",
+    )
+    precompute_reference: bool = Field(
+        default=False,
+        description="Of dpo and kto: the reference's log-probabilities are computed for all "
+        "records before the first step, and its weights are let go",
+    )
     lora_rank: PositiveInt | None = Field(default=None, description="Rank of the adapter")
     lora_targets: Literal["all", "query_value"] | None = Field(
         default=None, description="Matrices that have an adapter"
@@ -419,6 +438,28 @@ class TrainWorkload(SparseSpec):
                 f"{self.sequence_length}",
             )
         return self
+
+    @model_validator(mode="after")
+    def _objective_has_its_parts(self) -> Self:
+        if self.objective != "supervised" and self.method not in PREFERENCE_METHODS:
+            refuse(
+                "objective",
+                f"{self.objective} starts from a trained model, with method "
+                f"{', '.join(PREFERENCE_METHODS[:-1])} or {PREFERENCE_METHODS[-1]}; it is "
+                f"{self.method}",
+            )
+        if self.precompute_reference and self.objective not in REFERENCE_OBJECTIVES:
+            refuse(
+                "precompute_reference",
+                f"only {' and '.join(sorted(REFERENCE_OBJECTIVES))} have a reference model; the "
+                f"objective is {self.objective}",
+            )
+        return self
+
+    @property
+    def sequences_per_record(self) -> int:
+        """Return the sequences of a record: two of a pair, chosen and rejected, else one."""
+        return 2 if self.objective in PAIRED_OBJECTIVES else 1
 
     @property
     def longest_tokens(self) -> int:

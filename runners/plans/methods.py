@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from runners.jobspec.base import BaseDtype
 from runners.jobspec.compress import JobCompressMethod
+from runners.plans.fields import Key
 
 Format = Literal["fixed", "bits", "kept"]
 
@@ -152,6 +153,14 @@ TRAININGS: Mapping[str, Training] = {
     ),
     CLASSIFICATION: Training("classification", "Classification: an encoder learns text labels"),
     ALPHATUNING: Training("AlphaTuning", "AlphaTuning: scales alone, over 4-bit weights"),
+}
+# Objectives of a fine-tuning, in the list of objectives.
+OBJECTIVES: Mapping[Key, str] = {
+    "supervised": "Supervised: each token of the text",
+    "dpo": "DPO: a chosen above a rejected answer, against a frozen reference",
+    "kto": "KTO: answers labelled good or bad, against a frozen reference",
+    "orpo": "ORPO: a chosen above a rejected answer, without a reference",
+    "reward": "Reward model: a score that ranks a chosen above a rejected answer",
 }
 METHOD_NAMES: Mapping[str, str] = {
     "pretrain": "all weights",

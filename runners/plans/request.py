@@ -149,7 +149,15 @@ def _train(values: PretrainWork) -> TrainWorkload:
         lora_rank=values.lora_rank if isinstance(values, FinetuneWork) and is_adapter else None,
         tokens=values.tokens,
         length_schedule=stages_of(values) if values.tokens else None,
+        **_objective_of(values),
     )
+
+
+def _objective_of(values: PretrainWork) -> dict[str, Any]:
+    """Return what a fine-tuning's loss compares; a pre-training's is supervised."""
+    if not isinstance(values, FinetuneWork):
+        return {}
+    return {name: getattr(values, name) for name in ("objective", "precompute_reference")}
 
 
 def _compress(values: CompressWork) -> CompressWorkload:

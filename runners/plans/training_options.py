@@ -48,8 +48,7 @@ def chosen_options(values: PretrainWork) -> dict[str, Any]:
     if base := method.adapter_base:
         rank = values.lora_rank
         options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    if values.method == CLASSIFICATION:
-        options["objective"] = CLASSIFICATION
+    options["objective"] = CLASSIFICATION if values.method == CLASSIFICATION else "next_token"
     return options
 
 

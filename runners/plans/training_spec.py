@@ -41,6 +41,11 @@ def train_spec(
     Raises:
         DraftProblem: the trainer does not support the document.
     """
+    if isinstance(values, FinetuneWork) and values.objective != "supervised":
+        raise DraftProblem(
+            f"Slipway's own trainer has no objective {values.objective}. Choose the engine trl.",
+            "objective",
+        )
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:

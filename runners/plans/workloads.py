@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from planner.specs.base import BadRequestError, refuse
 from planner.specs.units import MINUTE
+from planner.specs.workload import PREFERENCE_METHODS, REFERENCE_OBJECTIVES, TrainObjective
 from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
 from runners.datasets.records import Format, suffix_of
@@ -23,7 +24,7 @@ from runners.jobspec.base import (
 from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
 from runners.plans.fields import Key, Part, field
-from runners.plans.methods import COMPRESSIONS, TRAININGS, methods_with
+from runners.plans.methods import COMPRESSIONS, OBJECTIVES, TRAININGS, methods_with
 
 MILLION = 1e6
 Path = Annotated[str, StringConstraints(strip_whitespace=True)]
@@ -531,6 +532,20 @@ class FinetuneWork(PretrainWork):
         ge=1,
         le=1024,
     )
+    objective: TrainObjective = field(
+        "supervised",
+        "Training objective",
+        "All but supervised train by LoRA, QLoRA or in full; a batch counts records: pairs of "
+        "answers, or for KTO single ones",
+        choices=OBJECTIVES,
+    )
+    precompute_reference: bool = field(
+        default=False,
+        title="Reference model",
+        help="Of DPO and KTO. A first pass over all records saves its memory",
+        choices={False: "Beside the trained one", True: "In a first pass, then let go"},
+        group=MEMORY,
+    )
     sequence_length: int = field(
         2048, "Sequence length", "Tokens per sequence", ge=8, le=1_000_000
     )
@@ -551,6 +566,21 @@ class FinetuneWork(PretrainWork):
         ge=1000,
         le=10**15,
     )
+
+    @model_validator(mode="after")
+    def _objective_has_its_parts(self) -> Self:
+        if self.objective != "supervised" and self.method not in PREFERENCE_METHODS:
+            refuse(
+                "objective",
+                f"The method {TRAININGS[self.method].name} has no objective but supervised. "
+                "Choose LoRA, QLoRA or all weights.",
+            )
+        if self.precompute_reference and self.objective not in REFERENCE_OBJECTIVES:
+            refuse(
+                "precompute_reference",
+                "Only DPO and KTO have a reference model. Leave it out, or choose one of them.",
+            )
+        return self
 
 
 PATTERN = "2:4"

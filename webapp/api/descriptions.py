@@ -117,8 +117,10 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
     "TrainWorkload": {
         "kind": "Training",
         "sequence_length": "Tokens of a row, 1 or more",
-        "global_batch_size": "Rows of a step over all ranks, 1 or more",
+        "global_batch_size": "Rows of a step over all ranks; pairs of rows for dpo, orpo, reward",
         "method": "What is trained, and how",
+        "objective": "What the loss compares; all but supervised go with full, lora and qlora",
+        "precompute_reference": "Of dpo and kto: the reference answers before the first step",
         "lora_rank": "Rank of the LoRA matrices, 1 or more",
         "lora_targets": "Layers that get LoRA matrices",
         "optimizer": "Left out: AdamW",

@@ -173,6 +173,8 @@ UNASKED = {
     "attention",
     "compute_dtype",
     "compiled",
+    "objective",
+    "precompute_reference",
     "mixture",
     "dataset",
 }
@@ -250,7 +252,7 @@ class LimitForm(StepForm):
         counts = {name: values[name] for name in HARDWARE_FIELDS if name in values}
         own = {
             name: from_form(self.part, name, values[name])
-            for name in self.part.model_fields
+            for name in limit_fields(self.part)
             if name in values
         }
         return PLANS[self.chosen_goal](

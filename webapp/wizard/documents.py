@@ -20,6 +20,7 @@ from planner.catalog.models import checkpoint_name, model_from_config
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from planner.specs.units import GIB
+from planner.specs.workload import TrainWorkload
 from runners.plans.document import (
     GOALS,
     AnyPlan,
@@ -538,6 +539,9 @@ def document_of_request(
     document: dict[str, Any] = {"goal": goal, "workload": {}, "hardware": {}, "pins": {}}
     if is_pretraining:
         workload.pop("method")
+        for name in ("objective", "precompute_reference"):  # a pre-training has no other
+            if workload.get(name) == TrainWorkload.model_fields[name].default:
+                workload.pop(name)
     if objective := rest.pop("objective", None):
         document["objective"] = objective
     repository = rest.pop("repository", None)

@@ -58,7 +58,7 @@ class TrainingForm(FormOfPart):
         if isinstance(attention, Choice) and not has_gpus and not is_flex:
             attention.leave_out("flex")
         if "method" in self.fields:
-            self.order_fields(["method", "lora_rank"])
+            self.order_fields(["method", "lora_rank", "objective"])
 
     def _offer_sources(self, listed: Sequence[tuple[str, str]]) -> None:
         """Add the rows; each offers the host's own text, a file on it, and the team's uploads."""
