@@ -150,6 +150,11 @@ class Engine(Spec):
     # Tokens whose logits exist at once, where the loss computes them chunk by chunk from the last
     # hidden states; 0: all.
     loss_chunk_tokens: int = 0
+    # Tokens and columns of the vocabulary of one tile of the head's product, where the loss takes
+    # log-probabilities tile by tile and computes each again in the backward pass; 0: no tiles.
+    logprob_tile: tuple[int, int] = (0, 0)
+    # Whether it trains for objectives that compare answers: DPO, KTO, ORPO, reward models.
+    compares_answers: bool = False
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False
@@ -235,6 +240,7 @@ def engines_by_work(*, training: bool) -> dict[str, str]:
     }
 
 
+PREFERENCE_ENGINE = "trl"  # what trains for an objective that compares answers
 AUTO = "auto"  # as the engine of a plan: compare the engines that sites run
 
 
@@ -246,6 +252,15 @@ def compared_engines(kind: DeviceKind, *, training: bool) -> tuple[str, ...]:
     """
     lists = data_toml("engines.toml")["auto"]["training" if training else "serving"]
     return tuple(lists.get(kind) or next(iter(lists.values())))
+
+
+def training_engine(key: str | None, *, compares: bool) -> str | None:
+    """Return the engine of a training that names none, or the named one.
+
+    >>> training_engine(None, compares=True), training_engine("torch", compares=True)
+    ('trl', 'torch')
+    """
+    return PREFERENCE_ENGINE if key is None and compares else key
 
 
 def engines_for(device: DeviceSpec, *, training: bool) -> tuple[str, ...]:

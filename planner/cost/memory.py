@@ -19,6 +19,7 @@ from planner.specs.estimate import MemoryAnswer
 
 CLASSES = (
     "weights",
+    "reference_weights",
     "kv_cache",
     "activations",
     "gradients",

@@ -274,7 +274,7 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         experts_active=moe_layers * model.num_experts_per_tok * expert,
         small=_small_parameters(model, mixers),
         embedding=(model.vocab_size + model.learned_positions) * hidden,
-        head=0 if model.tie_word_embeddings else model.vocab_size * hidden,
+        head=0 if model.tie_word_embeddings else model.output_width * hidden,
         inactive_small=model.tower_parameters
         + moe_layers * (model.num_experts - model.num_experts_per_tok) * _expert_bias(model),
         experts_of_images=model.image_expert_parameters,

@@ -195,6 +195,18 @@ def step_seconds(
 
 
 @equation(
+    "t_before = m · t_forward",
+    unit="s",
+    symbols={"micro_batches": "m", "forward_s": "t_forward"},
+    source="huggingface/trl 1.16.0, precompute_ref_log_probs: the reference answers each record "
+    "once, in batches of the steps' size",
+)
+def reference_pass_seconds(*, micro_batches: Quantity, forward_s: Quantity) -> Quantity:
+    """Return the seconds in which a reference answers the records of one step in advance."""
+    return micro_batches * forward_s
+
+
+@equation(
     "t_tax = kappa · min(t_links, t_window)",
     unit="s",
     symbols={"links_s": "t_links", "window_s": "t_window", "tax_ratio": "kappa"},
@@ -267,6 +279,11 @@ ROTARY_TABLES = 2
 # single operators also saves the shifted copy and the log-probabilities.
 LOSS_FP32_COPIES = 2
 UNFUSED_LOSS_FP32_COPIES = 4
+# ORPO adds a cross-entropy on the chosen half to the log-probabilities of both halves. In 16 bits:
+# the output, log-softmax row by row, and the gradients of both; of the chosen half also a copy,
+# its fp32 cast, log-softmax and gradient. Counted in huggingface/trl 1.16.0,
+# trl/experimental/orpo/orpo_trainer.py (concatenated_forward): 14 bytes a logit.
+ODDS_RATIO_FP32_COPIES = 3
 # Scores and probabilities; in fp32 only the softmax result is saved, which the next product reads:
 # for 8 layers with 4 heads and 256 tokens, 127.9 MB predicted, 119.2 MB measured.
 SCORE_COPIES = 2
@@ -377,6 +394,42 @@ def loss_bytes(
     """Return the bytes of the logits and their copies in the loss, on the last stage."""
     per_logit = bytes_per_element + fp32_copies * FP32_BYTES
     return num_tokens * vocab_size / tensor_parallel_size * per_logit
+
+
+@equation(
+    "A_v = min(T, T_c) · min(V/t, V_c) · B + 4 · h · (T + s · V/t)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "vocab_size": "V",
+        "tensor_parallel_size": "t",
+        "bytes_per_element": "B",
+        "hidden_size": "h",
+        "tile_tokens": "T_c",
+        "tile_width": "V_c",
+        "summed_head": "s",
+    },
+    source="huggingface/trl 1.16.0, trl/kernels/chunked_logprob.py",
+)
+def tiled_loss_bytes(
+    *,
+    num_tokens: Quantity,
+    vocab_size: Quantity,
+    tensor_parallel_size: Quantity,
+    bytes_per_element: Quantity,
+    hidden_size: Quantity,
+    tile_tokens: Quantity,
+    tile_width: Quantity,
+    summed_head: Quantity,
+) -> Quantity:
+    """Return the bytes of a loss whose head multiplies tiles of tokens and vocabulary.
+
+    The gradients of the last hidden states, and with ``summed_head`` of the head, are summed in
+    fp32 before they are cast.
+    """
+    width = vocab_size / tensor_parallel_size
+    tile = minimum(num_tokens, tile_tokens) * minimum(width, tile_width) * bytes_per_element
+    return tile + FP32_BYTES * hidden_size * (num_tokens + summed_head * width)
 
 
 @equation(

@@ -486,6 +486,8 @@ def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tu
     if is_heterogeneous(case.cluster, case.workload):
         return heterogeneous_servers(case, strategy, _servers)
     training = isinstance(case.workload, TrainWorkload)
+    if isinstance(case.workload, TrainWorkload) and case.workload.compares:
+        return ()  # the trainers of these formats are supervised
     if training:
         named = _trainers(case, strategy)
     else:

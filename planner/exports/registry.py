@@ -169,5 +169,7 @@ def _lossy_formats(case: ExportCase) -> set[str]:
         return set()
     if not isinstance(case.workload, TrainWorkload):
         return {one.key for one in (*SERVERS, *MANAGERS)}
+    if case.workload.compares:
+        return set()
     trainers = {one.key for one in (*TRAINERS, *MANAGERS)}
     return trainers if configuration_of(case.shape.id) else trainers - {TORCHTITAN.key}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast, get_args
 
-from planner.catalog.engines import AUTO, engines_for, serving_engine
+from planner.catalog.engines import AUTO, PREFERENCE_ENGINE, engines_for, serving_engine
 from planner.catalog.gguf import USUAL_TYPES
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -146,6 +146,8 @@ def engines_of(request: PlanRequest, cluster: ClusterSpec) -> tuple[str | None, 
     if request.engine != AUTO:
         return (request.engine,)
     device = resolve_device(resolve_cluster(cluster).device)
+    if isinstance(request.workload, TrainWorkload) and request.workload.compares:
+        return (PREFERENCE_ENGINE,)
     engines = engines_for(device, training=isinstance(request.workload, TrainWorkload))
     if (request.pins.quantization or "").startswith("gguf:"):
         # Others load such files in part, by plugins, for few architectures.

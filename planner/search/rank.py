@@ -324,7 +324,7 @@ def _more_than_a_fifth(facts: Facts) -> bool:
 
 
 def _states_per_parameter(facts: Facts) -> float:
-    names = ("weights", "gradients", "optimizer_states", "adapters")
+    names = ("weights", "reference_weights", "gradients", "optimizer_states", "adapters")
     state_bytes = sum(facts.estimate.memory.breakdown_bytes.get(name, 0) for name in names)
     return state_bytes * facts.devices / facts.parameters
 

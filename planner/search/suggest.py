@@ -24,6 +24,7 @@ from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
+    PREFERENCE_METHODS,
     GenerateWorkload,
     OffloadSpec,
     ServeWorkload,
@@ -214,9 +215,24 @@ def other_trainers(request: PlanRequest) -> Iterator[RequestChange]:
     workload = request.workload
     if not isinstance(workload, TrainWorkload) or workload.method in OWN_METHODS:
         return
+    if workload.compares:  # DeepSpeed alone has no trainer for it
+        return
     if _on_gpus(request) and request.engine != AUTO and _own_engine(request).role == "runner":
         title = "DeepSpeed with offload to host memory, exported to run outside Slipway"
         yield RequestChange(title, {"engine": OFFLOADING_TRAINER})
+
+
+def reference_ahead(request: PlanRequest) -> Iterator[RequestChange]:
+    """Yield a reference that answers all records before the first step, which changes no result.
+
+    Adapters have none to let go.
+    """
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload) or not workload.has_reference:
+        return
+    if workload.method == "full":
+        changed = workload.model_copy(update={"precompute_reference": True})
+        yield RequestChange("reference computed before the first step", {"workload": changed})
 
 
 def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
@@ -231,6 +247,8 @@ def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
             changed = workload.model_copy(update={"optimizer": optimizer})
             yield RequestChange(f"optimiser {optimizer}", {"workload": changed})
     for method in CHEAPER_METHODS.get(workload.method, ()):
+        if workload.compares and method not in PREFERENCE_METHODS:
+            continue
         kept = workload.optimizer if workload.method == "lora" else None
         changed = workload.model_copy(update={"method": method, "optimizer": kept})
         changes: JsonObject = {"workload": changed}
@@ -466,6 +484,7 @@ class _Trial:
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(narrower_than_stored(request))
+        yield from self._first_working(reference_ahead(request))
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)

@@ -14,6 +14,7 @@ from planner.catalog.engines import (
     engine_name,
     get_engine,
     sixteen_bit_dtype,
+    training_engine,
 )
 from planner.cost.quantity import Flag, NullLedger, both, divides, either
 from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
@@ -67,7 +68,8 @@ class TrainingSupport:
     def engine(self) -> Engine:
         """Return the training engine that the request names, or the default of its devices."""
         kind = self.question.device.kind
-        return get_engine(self.question.request.engine, kind, training=True)
+        named = training_engine(self.question.request.engine, compares=self.workload.compares)
+        return get_engine(named, kind, training=True)
 
     def offloads(self, stages: int, *, last_resort: bool) -> tuple[JsonObject, ...]:
         """Return the offload choices of a pipeline of some stages.
@@ -87,6 +89,8 @@ class TrainingSupport:
 
     def runs(self, layout: Layout, *, offloads: bool) -> Flag:
         """Return which layouts the engine, or an export of the plan, runs."""
+        if self.workload.compares:
+            return self._in_preference_trainer(layout)
         if self.engine.key == "deepspeed":
             return self._in_deepspeed(layout)
         if self.engine.role != "runner":
@@ -150,6 +154,14 @@ class TrainingSupport:
         experts = either(self._is_one(layout, "expert"), whole_experts)
         sequence = either(self._is_one(layout, "context"), layout.sequence_parallel == 0)
         return both(both(summed, experts), sequence)
+
+    def _in_preference_trainer(self, layout: Layout) -> Flag:
+        """Return which layouts TRL runs by Accelerate's launcher: copies, by ZeRO on GPUs.
+
+        Source: huggingface/trl 1.16.0, trl/accelerate_configs.
+        """
+        whole = self._is_one(layout, *SPLITS)
+        return whole if self._on_gpu else both(whole, self._is_below(layout, 1))
 
     def _in_exports(self, layout: Layout) -> Flag:
         """Return which layouts an exported configuration runs, as ``formats_for`` decides."""
@@ -245,8 +257,10 @@ class TrainingSpace:
         """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
+        # Checkpointing of transformers' layers is whole or none.
+        recomputations = RECOMPUTATIONS[::2] if self.workload.compares else RECOMPUTATIONS
         for compute, stages, recomputation in product(
-            self._computes, self._pipeline_sizes, RECOMPUTATIONS
+            self._computes, self._pipeline_sizes, recomputations
         ):
             for schedule, offload in product(
                 self._schedules(stages),

@@ -360,8 +360,8 @@ class PlanRequest(SparseSpec):
         default=None,
         description="Engine to plan for, also with its version as 'vllm 0.12.0': vllm, sglang, "
         "tensorrt_llm, llama_cpp, ik_llama_cpp, ktransformers, exllamav2, flexgen or gpt_fast to "
-        "serve; torch, torchtitan, megatron, deepspeed, nemo, llm_foundry or litgpt to train; "
-        "auto compares those that sites run",
+        "serve; torch, trl, torchtitan, megatron, deepspeed, nemo, llm_foundry or litgpt to "
+        "train; auto compares those that sites run",
     )
     objective: Objective = Field(default="balanced", description="What plans are ranked by")
     constraints: dict[FigureName, Bound] = Field(

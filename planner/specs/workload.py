@@ -441,7 +441,7 @@ class TrainWorkload(SparseSpec):
 
     @model_validator(mode="after")
     def _objective_has_its_parts(self) -> Self:
-        if self.objective != "supervised" and self.method not in PREFERENCE_METHODS:
+        if self.compares and self.method not in PREFERENCE_METHODS:
             refuse(
                 "objective",
                 f"{self.objective} starts from a trained model, with method "
@@ -454,7 +454,23 @@ class TrainWorkload(SparseSpec):
                 f"only {' and '.join(sorted(REFERENCE_OBJECTIVES))} have a reference model; the "
                 f"objective is {self.objective}",
             )
+        if self.compares and self.length_schedule:
+            refuse(
+                "length_schedule",
+                f"trainers of the objective {self.objective} have no schedule of lengths: leave "
+                "it out",
+            )
         return self
+
+    @property
+    def compares(self) -> bool:
+        """Return whether the loss compares answers, rather than each token with a text."""
+        return self.objective != "supervised"
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether a frozen reference answers beside each step of the policy."""
+        return self.objective in REFERENCE_OBJECTIVES and not self.precompute_reference
 
     @property
     def sequences_per_record(self) -> int:

@@ -97,6 +97,15 @@ MEMORY_SPREAD: dict[ErrorClass, float] = {
 }
 GENERIC_WIDENING = 1.25
 Phases = Mapping[str, Mapping[str, float]]  # seconds of each operator class in each phase
+# Memory that is counted, not modelled.
+EXACT_CLASSES = (
+    "weights",
+    "reference_weights",
+    "kv_cache",
+    "gradients",
+    "optimizer_states",
+    "adapters",
+)
 RATE_FIELDS = (
     "tokens_per_second",
     "output_tokens_per_second",
@@ -277,10 +286,7 @@ def intervals_of(
     }
     # Weights and caches are exact; only the engine's additional memory is uncertain.
     peak = memory.per_device_peak_bytes
-    exact = sum(
-        memory.breakdown_bytes.get(name, 0)
-        for name in ("weights", "kv_cache", "gradients", "optimizer_states", "adapters")
-    )
+    exact = sum(memory.breakdown_bytes.get(name, 0) for name in EXACT_CLASSES)
     low, high = confidence.interval(float(peak), confidence.memory_spread)
     intervals["per_device_peak_bytes"] = (max(low, float(min(exact, peak))), high)
     return intervals

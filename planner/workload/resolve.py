@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from planner.catalog.devices import get_device, get_instance, largest_offer
 from planner.catalog.engines import (
     DEFAULT_ENGINE,
+    PREFERENCE_ENGINE,
     UNITS_FROM,
     Engine,
     Refusal,
@@ -17,6 +18,7 @@ from planner.catalog.engines import (
     refusal,
     serving_engine,
     sixteen_bit_dtype,
+    training_engine,
 )
 from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_model, model_from_config
@@ -52,6 +54,7 @@ from planner.workload.layouts import (
     weight_blocks,
 )
 from planner.workload.option_rules import option_rules
+from planner.workload.preference import as_trained
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 from planner.workload.training_memory import optimizer_of
 
@@ -486,6 +489,28 @@ def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
         )
 
 
+def _refuse_objective(workload: TrainWorkload, given: Strategy, engine: Engine) -> None:
+    """Reject an objective that the engine has no trainer for, and rows that its trainer has not.
+
+    Raises:
+        NotPossibleError: names the field and what works.
+    """
+    if not workload.compares:
+        return
+    if not engine.compares_answers:
+        raise NotPossibleError(
+            f"objective is {workload.objective}: {engine.title.partition(',')[0]} trains "
+            f"supervised alone; set engine to {PREFERENCE_ENGINE}, or leave it out",
+            "engine",
+        )
+    if given.packed:
+        raise NotPossibleError(
+            f"packed is true: {engine.title} gives each answer of {workload.objective} a row of "
+            "its own; leave it out",
+            "strategy.packed",
+        )
+
+
 def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Setting:
     """Return the setting of a request: names resolved, defaults filled in.
 
@@ -499,9 +524,13 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
     request = request.model_copy(update={"cluster": cluster})
     device = resolve_device(cluster.device)
     training = isinstance(request.workload, TrainWorkload)
-    engine = get_engine(request.engine, device.kind, training=training)
+    compares = isinstance(request.workload, TrainWorkload) and request.workload.compares
+    named = training_engine(request.engine, compares=compares)
+    engine = get_engine(named, device.kind, training=training)
     engine = with_device_overhead(engine, device, training=training)
-    model = _in_engine(resolve_model(request.model), engine)
+    if isinstance(request.workload, TrainWorkload):
+        _refuse_objective(request.workload, request.strategy, engine)
+    model = as_trained(_in_engine(resolve_model(request.model), engine), request.workload)
     _refuse_encoder(model, training=training)
     given = request.strategy
     request = with_published_format(request, model, training=training)

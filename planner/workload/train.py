@@ -1,7 +1,7 @@
 """Training: one step on like or unlike devices, and the whole run."""
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,13 @@ from planner.cost.communication import Pace, split_layers, stage_time
 from planner.cost.memory import MemoryUse
 from planner.cost.quantity import Ledger, NullLedger, Quantity, maximum, where
 from planner.cost.roofline import memory_seconds, overhead_seconds
-from planner.cost.training import STATE_BYTES, step_seconds, zero_bubble_divisor, zero_shards
+from planner.cost.training import (
+    STATE_BYTES,
+    reference_pass_seconds,
+    step_seconds,
+    zero_bubble_divisor,
+    zero_shards,
+)
 from planner.cost.weights import element_bytes, stage_layers
 from planner.specs.cluster import DeviceSpec
 from planner.specs.workload import TrainWorkload
@@ -20,6 +26,12 @@ from planner.workload.forward import LAYER_OPERATORS, LINEARS_PER_LAYER, further
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.offloading import OffloadTraffic, TrainingOffload, is_offloading
 from planner.workload.outcome import Outcome, performance_of
+from planner.workload.preference import (
+    NO_FORWARDS,
+    Forwards,
+    forwards_before_steps,
+    forwards_in_step,
+)
 from planner.workload.setting import Rates, Setting, compute_dtype_of, peak_of
 from planner.workload.training_exchange import (
     ADAPTER_PASSES,
@@ -63,6 +75,16 @@ class _MicroBatch:
         return self.compute_s + self.memory_s + self.communication_s + self.overhead_s
 
 
+class _Work(NamedTuple):
+    """The seconds and FLOP of the kernels of a micro-batch on one device."""
+
+    compute_s: float
+    memory_s: float
+    model_flops: float
+    window_s: float
+    attention_window_s: float
+
+
 def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of one training step, and of the run if its tokens are given."""
     return at_pace(setting, workload, ledger, held_memory(setting, workload, ledger))
@@ -81,7 +103,7 @@ def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Me
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
     """Return the seconds of one micro-batch on a stage of the setting's device."""
     step = _Step(setting, workload, NullLedger(), pace)
-    return step.with_offload_time(step.micro_batch_cost()).total_s
+    return step.with_forwards(step.with_offload_time(step.micro_batch_cost())).total_s
 
 
 def at_pace(
@@ -93,7 +115,7 @@ def at_pace(
 ) -> Outcome:
     """Return the cost of one step at the pace of its slowest stage, with the given memory."""
     step = _Step(setting, workload, ledger, pace)
-    micro = step.with_offload_time(step.micro_batch_cost())
+    micro = step.with_forwards(step.with_offload_time(step.micro_batch_cost()))
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
     count, chunks = layout.micro_batches, step.bubble_chunks
@@ -107,7 +129,9 @@ def at_pace(
         update_s=update,
         chunks=chunks,
     )
-    tokens = workload.global_batch_size * workload.sequence_length * workload.text_ratio
+    rows = workload.global_batch_size * workload.sequences_per_record
+    tokens = rows * workload.sequence_length * workload.text_ratio
+    before_s = step.before_steps(count)
     per_device = micro.model_flops * count / seconds
     by_class = {
         "compute": count * micro.compute_s,
@@ -130,7 +154,9 @@ def at_pace(
             mfu=per_device / step.rates.peak_flops_per_s,
             bubble_ratio=step.idle_stages / chunks * micro.total_s * step.evenness / seconds,
             communication_ratio=by_class["communication"] / seconds,
-            duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
+            duration_seconds=workload.tokens / tokens * (seconds + before_s)
+            if workload.tokens
+            else None,
         ),
     )
 
@@ -152,7 +178,9 @@ class _Step:
         self.kernels = Kernels(setting, workload, ledger, self.rates, pace)
         self.pace = self.kernels.pace
         parts = 1 / self.kernels.layer_share if pace else None
-        self.links = Exchange(setting, self.rates, ledger, self.kernels.tokens, parts)
+        self.forwards = forwards_in_step(workload)
+        tokens = self.kernels.tokens
+        self.links = Exchange(setting, self.rates, ledger, tokens, parts, self.forwards.number)
         self.tiers = TrainingOffload(setting, ledger)
 
     @property
@@ -209,7 +237,16 @@ class _Step:
 
         Offload transfers are not included: ``with_offload_time`` adds them.
         """
-        kernels = self.kernels
+        work = self.work_of(self.kernels)
+        recomputed = self.kernels.recomputed
+        links_s = self.links.micro_batch_seconds(work.attention_window_s, recomputed)
+        overhead_s = self.overhead(work.compute_s + work.memory_s)
+        return _MicroBatch(
+            work.compute_s, work.memory_s, links_s, overhead_s, work.model_flops, work.window_s
+        )
+
+    def work_of(self, kernels: Kernels) -> "_Work":
+        """Return the work of a micro-batch's kernels on one device."""
         products, attention = kernels.products(), kernels.attention_flops()
         memory = (
             kernels.elementwise_seconds()
@@ -221,13 +258,12 @@ class _Step:
         compute = products.seconds + attention.seconds
         if self.setting.on_shared_processor:
             compute, memory = (each * self._busy_core_share for each in (compute, memory))
-        return _MicroBatch(
+        return _Work(
             compute,
             memory,
-            self.links.micro_batch_seconds(attention.window_s, self.kernels.recomputed),
-            self._overhead(compute + memory),
             (products.model_flops + attention.model_flops) * self.evenness,
             products.window_s + attention.window_s,
+            attention.window_s,
         )
 
     def with_offload_time(self, micro: _MicroBatch) -> _MicroBatch:
@@ -247,20 +283,63 @@ class _Step:
         added = self.tiers.exposed_seconds(micro.total_s, forward, whole)
         return replace(micro, communication_s=micro.communication_s + added)
 
-    def _overhead(self, work_s: float) -> float:
+    def with_forwards(self, micro: _MicroBatch) -> _MicroBatch:
+        """Return a micro-batch with the forward passes of its objective's reference."""
+        if not self.forwards.number:
+            return micro
+        added = self._forward_cost(self.forwards)
+        return _MicroBatch(
+            micro.compute_s + added.compute_s,
+            micro.memory_s + added.memory_s,
+            micro.communication_s + added.communication_s,
+            micro.overhead_s + added.overhead_s,
+            micro.model_flops + added.model_flops,
+            micro.window_s,
+        )
+
+    def before_steps(self, micro_batches: float) -> float:
+        """Return the seconds of a pass before the first step over the records of one step."""
+        forwards = forwards_before_steps(self.workload)
+        if not forwards.number:
+            return 0.0
+        return self.ledger.term(
+            reference_pass_seconds,
+            self.setting.line(GROUP, "Reference pass before the steps, of a step's records"),
+            micro_batches=micro_batches,
+            forward_s=self._forward_cost(forwards, NullLedger()).total_s,
+        )
+
+    def _forward_cost(self, forwards: Forwards, ledger: Ledger | None = None) -> _MicroBatch:
+        """Return the seconds and FLOP of forward passes without gradients over a micro-batch."""
+        setting, pace = self.setting, self.kernels.pace
+        own = self if ledger is None else _Step(setting, self.workload, ledger, pace)
+        kernels = Kernels(setting, self.workload, own.ledger, self.rates, pace, forwards)
+        work = own.work_of(kernels)
+        return _MicroBatch(
+            work.compute_s,
+            work.memory_s,
+            own.links.forward_seconds(work.attention_window_s, forwards.number),
+            own.overhead(work.compute_s + work.memory_s, forwards),
+            work.model_flops,
+            window_s=0.0,
+        )
+
+    def overhead(self, work_s: float, forwards: Forwards = NO_FORWARDS) -> float:
+        """Return the exposed seconds of kernel launches beside this work."""
         engine = self.setting.engine
         # Eager engines issue single operators; training engines have gaps between kernels.
         part = "issue" if engine.ops_per_layer else "layer_overhead"
+        name = f"{forwards.title}: kernel launches" if forwards.number else "Kernel launches"
         further = further_operators(self.setting.model) / LAYER_OPERATORS  # in units of layers
         unpacking = LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0)
         issue = self.ledger.term(
             overhead_seconds,
-            step_line(self.setting, "Kernel launches", part, "overhead"),
+            step_line(self.setting, name, part, "overhead"),
             num_layers=self.pace.layers + further * self.kernels.layer_share,
             ops_per_layer=engine.ops_per_layer + unpacking,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
-            passes=ISSUE_PASSES,
+            passes=forwards.number or ISSUE_PASSES,
         )
         runs_ahead = engine.role == "runner" and self.setting.device.kind != "cpu"
         return maximum(0.0, issue - work_s) if runs_ahead else issue
@@ -440,6 +519,7 @@ def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outc
     if not workload.length_schedule and not workload.time_budget_seconds:
         return outcome
     rate = _mean_rate(setting, workload, outcome)
+    rate = rate / (1 + _ratio_before_steps(setting, workload, outcome))
     budget = workload.time_budget_seconds
     figures: dict[str, float] = {}
     if budget:
@@ -447,6 +527,15 @@ def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outc
     elif workload.tokens:
         figures = {"duration_seconds": workload.tokens / rate}
     return replace(outcome, performance=outcome.performance.model_copy(update=figures))
+
+
+def _ratio_before_steps(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:
+    """Return the time of a pass before the steps, relative to that of the steps."""
+    seconds = outcome.performance.step_seconds
+    if seconds is None or not workload.precompute_reference:
+        return 0.0
+    step = _Step(setting, workload, NullLedger())
+    return step.before_steps(setting.layout.micro_batches) / seconds
 
 
 def _step(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:

@@ -44,8 +44,9 @@ from planner.specs.model import LayerGroup, RecurrentLayers
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.operators import link_for
+from planner.workload.preference import NO_FORWARDS, Forwards
 from planner.workload.setting import Rates, Setting, compute_dtype_of, emulates_narrow_products
-from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
+from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matrix, rows_per_record
 
 # ---------------------------------------------------------------------------
 # Communication of a training step: within each micro-batch and once per step.
@@ -112,6 +113,7 @@ FULL_SHARDING = 3  # the ZeRO stage that also shards the weights
 EXPERT_EXCHANGES = 2
 # The ring sends keys and values forward, and these and their gradients backward.
 RING_PASSES = 3
+SENDS = 2  # of a pipeline stage: activations forward, gradients backward
 # The slowdown of computation that overlaps communication, as a share of the communication.
 PROCESSOR_TAX = 0.05
 
@@ -153,7 +155,10 @@ class Exchange:
         ledger: Ledger,
         tokens: float,
         parts: float | None = None,
+        forwards: int = 0,
     ) -> None:
+        """Take the tokens of a micro-batch; ``forwards`` gather sharded weights once more each."""
+        self.forwards = forwards
         self.setting, self.rates, self.ledger, self.tokens = setting, rates, ledger, tokens
         # The number of equal parts of the layers of which a stage has one.
         self.parts = setting.layout.pipeline if parts is None else parts
@@ -174,6 +179,19 @@ class Exchange:
             seconds = seconds + self._ring(attention_s)
         if layout.pipeline > 1:
             seconds = seconds + self._pipeline_sends(payload)
+        return seconds
+
+    def forward_seconds(self, attention_s: float, forwards: int) -> float:
+        """Return the communication seconds of the forwards without gradients of a micro-batch."""
+        setting, layout = self.setting, self.setting.layout
+        payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        seconds = self._tensor_parallel(payload, forwards)
+        if any_of(layout.expert > 1):
+            seconds = seconds + self._experts(payload, forwards)
+        if any_of(layout.context > 1):
+            seconds = seconds + self._ring(attention_s, forwards)
+        if layout.pipeline > 1:
+            seconds = seconds + self._pipeline_sends(payload, forwards)
         return seconds
 
     def _tensor_parallel(self, payload_bytes: float, passes: float) -> float:
@@ -201,7 +219,7 @@ class Exchange:
             count=passes * model.num_moe_layers / self.parts,
         )
 
-    def _ring(self, attention_s: float) -> float:
+    def _ring(self, attention_s: float, passes: int = RING_PASSES) -> float:
         """Return the seconds of the context-parallel ring that does not overlap with attention."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         heads = maximum(model.num_key_value_heads / layout.tensor, 1.0)
@@ -212,7 +230,7 @@ class Exchange:
             ranks=layout.context,
             link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.context),
             latency_s=self.rates.latency_s,
-            count=RING_PASSES * model.num_hidden_layers / self.parts,
+            count=passes * model.num_hidden_layers / self.parts,
         )
         return self.ledger.term(
             exposed_seconds,
@@ -222,7 +240,7 @@ class Exchange:
             tax_ratio=PROCESSOR_TAX,
         )
 
-    def _pipeline_sends(self, payload_bytes: float) -> float:
+    def _pipeline_sends(self, payload_bytes: float, passes: int = SENDS) -> float:
         """Return the seconds of pipeline sends of activations and gradients, once per chunk."""
         setting, layout = self.setting, self.setting.layout
         return self.ledger.term(
@@ -232,7 +250,7 @@ class Exchange:
             ranks=2,
             link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.pipeline),
             latency_s=self.rates.hop_latency_s,
-            count=2 * layout.chunks,
+            count=passes * layout.chunks,
         )
 
     def step_seconds(self, dense: ShardTraffic, experts: ShardTraffic, window_s: float) -> float:
@@ -287,7 +305,7 @@ class Exchange:
                 ranks=where(gathered, ranks, 1),
                 link_bytes_per_s=link,
                 latency_s=self.rates.latency_s,
-                count=GATHERS * layout.micro_batches,
+                count=(GATHERS + self.forwards) * layout.micro_batches,
             )
         return links
 
@@ -411,10 +429,13 @@ class Kernels:
         ledger: Ledger,
         rates: Rates,
         pace: Pace | None = None,
+        forwards: Forwards = NO_FORWARDS,
     ) -> None:
+        """Take the work of a micro-batch, or with ``forwards`` that of these passes alone."""
         self.setting, self.workload, self.ledger, self.rates = setting, workload, ledger, rates
+        self.forwards, self._title = forwards
         layout = setting.layout
-        self.rows = layout.micro_batch * filled_ratio(setting, workload)
+        self.rows = layout.micro_batch * rows_per_record(setting, workload)
         self.tokens = self.rows * workload.sequence_length / layout.context
         model, counts = setting.model, setting.counts
         self.dense = counts.attention_weights + counts.feed_forward
@@ -429,11 +450,15 @@ class Kernels:
     @property
     def passes(self) -> int:
         """Return the passes of matrix products per micro-batch, without recomputation."""
+        if self.forwards:
+            return self.forwards
         return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
 
     @property
     def recomputed(self) -> float:
         """Return the number of recomputed forward passes of the layers' products."""
+        if self.forwards:
+            return 0
         how = self.setting.strategy.activation_recomputation
         if how == "selective" and self.setting.keeps_every_second_product:
             return every_second_product_share(self.setting.model)
@@ -442,6 +467,8 @@ class Kernels:
     @property
     def _recomputed_elementwise(self) -> int:
         """Return the number of recomputed passes of operators other than matrix products."""
+        if self.forwards:
+            return 0
         how = self.setting.strategy.activation_recomputation
         engine = self.setting.engine
         keeps_products = engine.counted_by_operator or self.setting.keeps_every_second_product
@@ -464,12 +491,14 @@ class Kernels:
             is_byte = element_bytes(compute_dtype_of(self.setting)) >= 1
             part = "matmul_8bit" if is_byte else "matmul_4bit"
         head = self.head * self.pace.heads
+        tiled = any(self.setting.engine.logprob_tile) and self.workload.objective != "orpo"
+        again = 1 if tiled and not self.forwards else 0  # of each tile, in the backward pass
         narrow = (rates.peak_flops_per_s, rates.compute_efficiency)
         wide = (rates.wide_peak_flops_per_s, rates.wide_efficiency)
         work = [
             ("Matrix products", part, self.dense * self.layer_share, passes, narrow),
             ("Products of experts", routed, experts, passes, narrow),
-            ("Products with the vocabulary", "matmul", head, self.passes, wide),
+            ("Products with the vocabulary", "matmul", head, self.passes + again, wide),
         ]
         seconds = window_s = model_flops = 0.0
         for name, own, weights, count, rate in work:
@@ -477,7 +506,7 @@ class Kernels:
                 continue
             flops = self.ledger.term(
                 matmul_flops,
-                self.setting.line(GROUP, f"{name}: forward", key="matmul_flops"),
+                self._line(f"{name}: forward", "matmul_flops"),
                 parameters=weights / self.setting.layout.tensor,
                 num_tokens=self.tokens,
             )
@@ -494,11 +523,11 @@ class Kernels:
         unfused = setting.strategy.attention == "eager"
         if unfused and setting.engine.role == "training":
             pairs = pairs * 2
-        line = setting.line(GROUP, "Attention: forward", key="attention_flops")
+        line = self._line("Attention: forward", "attention_flops")
         flops = attention_work(model, pairs, layout.tensor, (self.ledger, line))
         how = setting.strategy.activation_recomputation
         keeps_core = how == "selective" and setting.keeps_every_second_product
-        again = 0 if how == "none" or keeps_core else 1
+        again = 0 if how == "none" or keeps_core or self.forwards else 1
         rate = (self.rates.wide_peak_flops_per_s, self.rates.wide_efficiency)
         count = self.passes + again
         part = "attention_unfused" if unfused else "attention"
@@ -539,10 +568,18 @@ class Kernels:
         aligned = self.setting.model.head_dim % TENSOR_CORE_ELEMENTS == 0
         return 1.0 if aligned or strategy.attention != "eager" else MISALIGNED_SLOWDOWN
 
+    def _line(self, name: str, key: str) -> Line:
+        return self.setting.line(GROUP, self._named(name), key=key)
+
+    def _named(self, name: str) -> str:
+        """Return the name of a term, with the pass that it is of if that is not the policy's."""
+        return f"{self._title}: {name}" if self.forwards else name
+
     def _compute(self, name: str, part: str, flops: float, rate: tuple[float, float]) -> float:
+        name = self._named(name) if self.forwards else f"{name}{ALL_PASSES}"
         return self.ledger.term(
             compute_seconds,
-            step_line(self.setting, f"{name}{ALL_PASSES}", part, "compute", "compute"),
+            step_line(self.setting, name, part, "compute", "compute"),
             work_flops=flops,
             peak_flops_per_s=rate[0],
             compute_efficiency=rate[1],
@@ -551,7 +588,7 @@ class Kernels:
     def _memory(self, name: str, part: str, moved_bytes: Quantity, share: float = 1.0) -> float:
         return self.ledger.term(
             memory_seconds,
-            step_line(self.setting, name, part, "memory_bandwidth", part),
+            step_line(self.setting, self._named(name), part, "memory_bandwidth", part),
             moved_bytes=moved_bytes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency * share,
@@ -560,12 +597,12 @@ class Kernels:
     def elementwise_seconds(self) -> float:
         """Return the seconds of norms, activations, residuals, loss, adapters, expert sorting."""
         setting, layout = self.setting, self.setting.layout
-        passes = FULL_PASSES + self._recomputed_elementwise
+        passes = self._all_passes + self._recomputed_elementwise
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
         moved = moved + self._unfused_norm_bytes() + self._adapter_bytes()
         layers = (moved * self.layer_share + self._dequantised_bytes()) * passes
         logits = self.tokens * setting.model.output_width * self.pace.heads / layout.tensor
-        logits = logits * 2 * element_bytes("fp32") * FULL_PASSES
+        logits = logits * 2 * element_bytes("fp32") * self._all_passes
         seconds = self._memory(
             "Norms, activations, residuals, loss",
             "elementwise",
@@ -573,6 +610,11 @@ class Kernels:
             setting.engine.training_elementwise_efficiency,
         )
         return seconds + self._sorting_seconds()
+
+    @property
+    def _all_passes(self) -> int:
+        """Return the passes of operators that train no weights, without recomputation."""
+        return self.forwards or FULL_PASSES
 
     def _unfused_norm_bytes(self) -> float:
         """Return the extra bytes that norms as single fp32 operators move per forward pass."""
@@ -586,8 +628,8 @@ class Kernels:
     def _adapter_bytes(self) -> float:
         """Return the bytes that adapters move in one forward pass."""
         setting, model = self.setting, self.setting.model
-        if self.workload.method not in {"lora", "qlora"}:
-            return 0.0
+        if self.workload.method not in {"lora", "qlora"} or self.forwards:
+            return 0.0  # a reference has the adapters switched off
         widths = lora_widths(model, every=adapts_every_matrix(setting, self.workload))
         layers = model.num_hidden_layers
         return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
@@ -599,7 +641,8 @@ class Kernels:
             return 0.0
         each = model.num_experts_per_tok * model.hidden_size * element_bytes("bf16")
         layers = model.num_moe_layers * self.layer_share
-        copied = 2 * SORTING_TRIPS * self.tokens * each * layers / layout.tensor
+        trips = self.forwards * SORTING_TRIPS / 2 or SORTING_TRIPS
+        copied = 2 * trips * self.tokens * each * layers / layout.tensor
         return self._memory("Sorting tokens by expert", "sorting", copied)
 
     def operand_seconds(self) -> float:
@@ -625,7 +668,8 @@ class Kernels:
             operand_elements_per_token(self.setting.model, self.setting.layout.tensor)
             * self.pace.layers
         )
-        moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
+        passes = self.forwards / 2 or 1 + self.recomputed / 2
+        moved = CAST_BYTES * self.tokens * widths * passes
         return self._memory("Casting to narrow formats", "casts", moved)
 
     def rounding_seconds(self) -> float:
@@ -640,7 +684,8 @@ class Kernels:
             return 0.0
         widths = lora_widths(setting.model) * self.pace.layers
         operands = self.tokens * widths + self.dense * self.layer_share
-        moved = ROUNDING_BYTES * ROUNDINGS * operands * (1 + self.recomputed / 3)
+        passes = self.forwards / 3 or 1 + self.recomputed / 3
+        moved = ROUNDING_BYTES * ROUNDINGS * operands * passes
         name = "Rounding operands to 8-bit floats"
         return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
 
@@ -656,9 +701,10 @@ class Kernels:
             sequence_length=self.workload.sequence_length,
             bytes_per_element=setting.activation_element_bytes,
         )
-        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        keeps = self.forwards or setting.strategy.activation_recomputation == "none"
+        again = 0 if keeps else 1
         single = setting.strategy.attention_kernel == "single_operators"
-        trips = (SINGLE_SCORE_TRIPS if single else SCORE_TRIPS) * (FULL_PASSES + again)
+        trips = (SINGLE_SCORE_TRIPS if single else SCORE_TRIPS) * (self._all_passes + again)
         return self._memory("Scores through memory", "scores", trips * written * self.pace.layers)
 
     def _dequantised_bytes(self) -> float:

@@ -8,8 +8,9 @@ from typing import cast
 from planner.catalog.engines import Engine
 from planner.cost.column import single
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, minimum, where
+from planner.cost.quantity import Flag, Ledger, Line, NullLedger, either, maximum, minimum, where
 from planner.cost.training import (
+    ODDS_RATIO_FP32_COPIES,
     SCORE_GRADIENT_BYTES,
     STATE_BYTES,
     UNFUSED_LOSS_FP32_COPIES,
@@ -24,6 +25,7 @@ from planner.cost.training import (
     feed_forward_elements_without_input,
     gradient_elements_per_token,
     hidden_tensors,
+    inference_elements,
     kept_activation_bytes,
     kept_token_bytes,
     largest_weight,
@@ -43,6 +45,7 @@ from planner.cost.training import (
     score_copies,
     score_element_bytes,
     sharded_state_bytes,
+    tiled_loss_bytes,
     zero_shards,
 )
 from planner.cost.weights import (
@@ -103,9 +106,10 @@ def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
     )
 
 
-def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
-    """Return the rows of a batch per padded row; packed rows have no padding."""
-    return workload.text_ratio if setting.strategy.packed else 1.0
+def rows_per_record(setting: Setting, workload: TrainWorkload) -> float:
+    """Return the rows of a record: two of a pair; packed rows have no padding."""
+    filled = workload.text_ratio if setting.strategy.packed else 1.0
+    return filled * workload.sequences_per_record
 
 
 def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float) -> float:
@@ -141,6 +145,8 @@ def state_bytes_each(setting: Setting, workload: TrainWorkload) -> float:
 
 
 GROUP = "memory"
+# Objectives whose trainer holds the logits of all positions, or has no vocabulary to tile.
+WHOLE_LOGITS = frozenset({"orpo", "reward"})
 BACKWARD_SCORES = 2.0  # scores and probabilities, plus the gradients of both
 # Methods without a count by operator, because they train packed matrices with other rules.
 UNCOUNTED_METHODS = frozenset({"alphatuning", "qft"})
@@ -155,7 +161,7 @@ class StageActivations:
         self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
         self.layers = cast("float", setting.shares[index].layers)
         layout = setting.layout
-        rows = layout.micro_batch * filled_ratio(setting, workload)
+        rows = layout.micro_batch * rows_per_record(setting, workload)
         self.tokens = rows * workload.sequence_length / layout.context
 
     def activation_bytes(self) -> tuple[float, float, float]:
@@ -163,7 +169,7 @@ class StageActivations:
 
         The working set is the recomputed tensors of one layer.
         """
-        each, scores, loss = self._token_bytes(), self._scores(), self._loss()
+        each, scores, loss = self._token_bytes(), self._scores, self._loss()
         if self._is_counted:
             return (*self._counted(each, scores), loss)
         recomputation = self.setting.strategy.activation_recomputation
@@ -330,6 +336,7 @@ class StageActivations:
             in_flight=self._in_flight,
         )
 
+    @cached_property
     def _scores(self) -> float:
         """Return the bytes of the attention scores of one layer; 0 with flash attention."""
         setting = self.setting
@@ -360,10 +367,10 @@ class StageActivations:
         line = replace(
             self.setting.line(GROUP, "Logits in the loss", key="activations"), factor=loss_ratio
         )
-        tokens = self.tokens
+        tokens, objective = self.tokens, self.workload.objective
         if engine.loss_chunks:
             tokens = tokens / engine.loss_chunks
-        if engine.loss_chunk_tokens:
+        if engine.loss_chunk_tokens and objective == "supervised":
             tokens = minimum(tokens, float(engine.loss_chunk_tokens))
         sizes = {
             "num_tokens": tokens,
@@ -371,12 +378,42 @@ class StageActivations:
             "tensor_parallel_size": 1 if engine.gathered_logits else self.setting.layout.tensor,
             "bytes_per_element": self.operand_element_bytes,
         }
+        if any(engine.logprob_tile) and objective not in WHOLE_LOGITS:
+            return self._tiled_loss(line, sizes)
         if engine.loss_chunk_logits:
             return self.ledger.term(
                 chunked_loss_bytes, line, chunk_logits=engine.loss_chunk_logits, **sizes
             )
         copies = UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else engine.loss_fp32_copies
+        copies = ODDS_RATIO_FP32_COPIES if objective == "orpo" else copies
         return self.ledger.term(loss_bytes, line, fp32_copies=copies, **sizes)
+
+    def _tiled_loss(self, line: Line, sizes: Mapping[str, float]) -> float:
+        """Return the bytes of a loss whose head multiplies tiles.
+
+        A trained head's gradient is summed beside the one that accumulates, unless it is that.
+        """
+        tokens, width = self.setting.engine.logprob_tile
+        trained = self.workload.method not in ADAPTER_METHODS
+        narrow = element_bytes(self.setting.strategy.gradient_dtype or "bf16") < MASTER_BYTES
+        beside = where(self.setting.layout.micro_batches > 1, 1.0, float(narrow))
+        return self.ledger.term(
+            tiled_loss_bytes,
+            replace(line, factor=1.0),  # counted: the engine's own was fitted to whole logits
+            hidden_size=self.setting.model.hidden_size,
+            tile_tokens=tokens,
+            tile_width=width,
+            summed_head=beside if trained else 0.0,
+            **sizes,
+        )
+
+    def forward_bytes(self) -> float:
+        """Return the live bytes of a forward pass of one layer that keeps nothing: a reference's.
+
+        Sources: that of ``inference_elements``; with eager attention also a layer's scores.
+        """
+        elements = inference_elements(self.setting.model, self.setting.layout.tensor)
+        return self.tokens * elements * self.operand_element_bytes + self._scores
 
 
 # Memory that a caching allocator reserves beyond its tensors and frees when memory is short.
@@ -611,7 +648,8 @@ class _Stage:
         """Return the candidate peaks: loss, backward pass, optimiser update, loading.
 
         Logits are freed before recomputation and activations before the optimiser update, so they
-        never add up.
+        never add up. A reference answers while the policy's activations wait for their backward
+        pass.
         """
         setting = self.setting
         factor = setting.factor("memory")
@@ -622,6 +660,7 @@ class _Stage:
         by_class = {
             "weights": weights * (1 - setting.offload.weights_share),
             "adapters": self.adapters(),
+            "reference_weights": self.reference_weights(),
             "gradients": device_gradient_bytes(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
@@ -633,16 +672,40 @@ class _Stage:
         copies = self.autocast_copies()
         if not self.index:  # the first rank gathers the copy of a background checkpoint
             copies = copies + device_copy_bytes(setting, self.ledger, self.workload)
-        buffers = copies + self.gathered_weights(weights) + self._unbucketed_gradients(gradients)
+        gathered = self.gathered_weights(weights)
+        buffers = copies + gathered + self._unbucketed_gradients(gradients)
         moments = [
             {"activations": (saved + loss) * factor, "buffers": buffers},
             {"activations": (saved + layer) * factor, "buffers": buffers},
             {"activations": 0.0, "buffers": copies + self.update_buffers()},
         ]
+        if self.workload.has_reference:
+            adapts = self.workload.method in ADAPTER_METHODS
+            # Autocast copies a reference as the policy; adapters that are off have no copies.
+            held = gathered if adapts else copies + gathered
+            forward = saved + self._activations.forward_bytes()
+            moments.append({"activations": forward * factor, "buffers": held})
         peaks = [StageMemory({**by_class, **moment}) for moment in moments]
         if setting.engine.loads_before_sharding:
             peaks.append(self._loading(weights, by_class["runtime_overhead"], saved * factor))
         return tuple(peaks)
+
+    def reference_weights(self) -> float:
+        """Return the bytes of a reference model, which is sharded as the policy from ZeRO 3 on.
+
+        With adapters it is the policy with these switched off.
+
+        Source: huggingface/trl 1.16.0, trl/trainer/dpo_trainer.py and kto_trainer.py.
+        """
+        if not self.workload.has_reference or self.workload.method in ADAPTER_METHODS:
+            return 0.0
+        return self.ledger.term(
+            sharded_state_bytes,
+            self.setting.line(GROUP, "Reference model weights", key="reference_weights"),
+            parameters=stage_weight_bytes(self.setting, NullLedger(), self.share),
+            bytes_per_element=1.0,
+            shards=self._shards(3),
+        )
 
     def offloaded_bytes(self) -> tuple[float, float]:
         """Return the offloaded bytes in host memory and on disk of one device of the stage."""

@@ -220,7 +220,10 @@ separate formulas:
 - **Selective recomputation**: our trainer keeps a layer's input and the outputs of its matrix
   products, and recomputes norms, gates and scores; Megatron keeps everything except the scores.
 - **Chunked loss**: our trainer keeps the logits once and computes the loss of a part of them at a
-  time. TRL since 1.7 (engine `trl`) never has more than the logits of 256 tokens.
+  time. TRL from 1.7 to 1.14 (engine `trl`) never has more than the logits of 256 tokens, and since
+  1.15 those of a tile of 4,096 tokens and 32,768 words, but for ORPO, which holds all.
+- **Comparing answers** (DPO, KTO, ORPO, reward models): a pair has two sequences, and a reference
+  model is one more copy of the weights where all are trained (see the planner's page).
 - **Default dtypes**: where nothing is stated, TRL loads fp32 weights and multiplies in bf16,
   transformers since 5 fine-tunes in the checkpoint's dtype, and before that in fp32.
 - **Adapters**: the adapter of each matrix keeps its own copy of that matrix's input, while

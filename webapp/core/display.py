@@ -297,7 +297,7 @@ UNIT_FORMATS = {
 }
 # Every tensor class of the planner is drawn as one of six terms, in this order.
 TERMS = (
-    ("weights", "Weights", ("weights", "adapters")),
+    ("weights", "Weights", ("weights", "adapters", "reference_weights")),
     ("kv-cache", "KV cache", ("kv_cache",)),
     ("activations", "Activations", ("activations",)),
     ("gradients", "Gradients", ("gradients",)),
