@@ -57,6 +57,7 @@ WORKLOAD = (
     FieldOption(("--tokens",), "workload.tokens"),
     FieldOption(("--time-budget",), "workload.time_budget_seconds"),
     FieldOption(("--method",), "workload.method"),
+    FieldOption(("--training-objective",), "workload.objective"),
     FieldOption(("--lora-rank",), "workload.lora_rank"),
     FieldOption(("--lora-targets",), "workload.lora_targets"),
     FieldOption(("--optimizer",), "workload.optimizer"),

@@ -177,8 +177,10 @@ def workload_words(request: PlanRequest) -> str:
             return f"Generate {work.batch_size:,} answers of {lengths}"
         case TrainWorkload() as work:
             length = f" for {tokens(work.tokens)} tokens" if work.tokens else ""
-            batch = f"{work.global_batch_size:,} sequences of {work.sequence_length:,} tokens"
-            return f"Train ({work.method}), {batch} a step{length}"
+            rows = "pairs of 2 x" if work.sequences_per_record > 1 else "sequences of"
+            batch = f"{work.global_batch_size:,} {rows} {work.sequence_length:,} tokens"
+            how = f"{work.objective}, {work.method}" if work.compares else work.method
+            return f"Train ({how}), {batch} a step{length}"
         case CompressWorkload() as work:
             bits = f" to {work.bits} bits" if work.bits else ""
             return f"Compress ({work.method}){bits}"

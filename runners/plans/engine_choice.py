@@ -1,10 +1,16 @@
 """The engine of a document: the one it names, and the one that it gets without a name."""
 
-from planner.catalog.engines import AUTO, DEFAULT_ENGINE, engines_by_work
+from planner.catalog.engines import (
+    AUTO,
+    DEFAULT_ENGINE,
+    PREFERENCE_ENGINE,
+    engines_by_work,
+    get_engine,
+)
 from runners.jobspec.engines import ENGINES, OWN, ROWS, EngineName
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
-from runners.plans.workloads import TRAINING_GOALS
+from runners.plans.workloads import TRAINING_GOALS, FinetuneWork
 
 OWN_TITLE = "Slipway's own, on PyTorch"
 
@@ -13,7 +19,10 @@ def engine_choices(goal: str) -> dict[str, str]:
     """Return the titles of the engines that can be chosen for a goal, by key."""
     if goal == "compress":
         return {}
-    return engines_by_work(training=goal in TRAINING_GOALS) | {DEFAULT_ENGINE: OWN_TITLE}
+    engines = engines_by_work(training=goal in TRAINING_GOALS) | {DEFAULT_ENGINE: OWN_TITLE}
+    if goal == "finetune":  # a tool around transformers that fine-tunes alone
+        engines[PREFERENCE_ENGINE] = get_engine(PREFERENCE_ENGINE, "gpu", training=True).title
+    return engines
 
 
 def chosen_engine(document: PlanDocument) -> str | None:
@@ -25,12 +34,21 @@ def chosen_engine(document: PlanDocument) -> str | None:
     return chosen if chosen in engine_choices(document.goal) else None
 
 
-def default_engine(goal: str, *, runs_jobs: bool) -> str | None:
+def compares_answers(document: PlanDocument) -> bool:
+    """Return whether a document is of a fine-tuning by DPO, KTO or ORPO, or of a reward model."""
+    values = document.workload
+    return isinstance(values, FinetuneWork) and values.objective != "supervised"
+
+
+def default_engine(goal: str, *, runs_jobs: bool, compares: bool = False) -> str | None:
     """Return the engine of a document that names none; None leaves it to the planner.
 
     Where no job can run, the engines that sites run on the hardware are compared. Trainings on a
-    host that runs jobs name Slipway's trainer, so that only its layouts are searched.
+    host that runs jobs name Slipway's trainer, so that only its layouts are searched; one that
+    ``compares`` answers has TRL's anywhere.
     """
+    if compares:
+        return PREFERENCE_ENGINE
     if runs_jobs:
         return DEFAULT_ENGINE if goal in TRAINING_GOALS else None
     return None if goal in {*TRAINING_GOALS, "compress"} else AUTO

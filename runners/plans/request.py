@@ -22,7 +22,7 @@ from planner.specs.workload import (
 from runners.jobspec.compress import QUANTISED_DTYPES
 from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
-from runners.plans.engine_choice import chosen_engine, default_engine
+from runners.plans.engine_choice import chosen_engine, compares_answers, default_engine
 from runners.plans.latency_limits import SLO_SECONDS, target_limits
 from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
 from runners.plans.pins import FIELD_TITLES
@@ -77,7 +77,11 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             cluster=surroundings.cluster or catalog_cluster(document.hardware),
             workload=workload_of(document),
             engine=chosen_engine(document)
-            or default_engine(document.goal, runs_jobs=surroundings.runs_jobs),
+            or default_engine(
+                document.goal,
+                runs_jobs=surroundings.runs_jobs,
+                compares=compares_answers(document),
+            ),
             objective=document.objective,
             constraints={**_memory_limit(document.hardware), **target_limits(document)},
             pins=_pins(document, surroundings),

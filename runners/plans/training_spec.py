@@ -43,7 +43,8 @@ def train_spec(
     """
     if isinstance(values, FinetuneWork) and values.objective != "supervised":
         raise DraftProblem(
-            f"Slipway's own trainer has no objective {values.objective}. Choose the engine trl.",
+            f"Slipway's own trainer has no objective {values.objective}. Choose the engine "
+            "“Hugging Face TRL”, or leave the engine automatic.",
             "objective",
         )
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION

@@ -7,12 +7,13 @@ from planner.catalog.devices import get_device
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EquationInput, Estimate, Term
 from planner.specs.units import DAY, HOUR, MINUTE
-from planner.specs.workload import Strategy
+from planner.specs.workload import PAIRED_OBJECTIVES, Strategy
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice
 from runners.plans.fields import Part
 from runners.plans.methods import COMPRESSIONS
 from runners.plans.workloads import (
     CompressWork,
+    FinetuneWork,
     GenerateWork,
     PretrainWork,
     ServeWork,
@@ -403,6 +404,8 @@ def workload_words(values: Part) -> str:
     end = values.time_budget_seconds
     length = clock(end) if end else str(tokens(values.tokens or 0))
     rows, row = values.global_batch_size, whole(values.sequence_length)
+    if isinstance(values, FinetuneWork) and values.objective in PAIRED_OBJECTIVES:
+        row = f"2 {TIMES} {row}"
     return f"{rows} {TIMES} {row} tokens · {length}"
 
 

@@ -61,6 +61,8 @@ def test_two_fields_that_do_not_go_together_are_refused_by_one_of_them():
         ("finetune", {"data_source": "hub", "data_repository": "squad"}, "data_repository"),
         ("finetune", {"data_repository": "a/b", "data_subset": "a/b"}, "data_subset"),
         ("finetune", {"data_source": "mixed"}, "mixture"),
+        ("finetune", {"objective": "dpo", "method": "lomo"}, "objective"),
+        ("finetune", {"objective": "orpo", "precompute_reference": True}, "precompute_reference"),
         ("compress", {"method": "llm_pruner", "sparsity": "2:4"}, "sparsity"),
     ]:
         with pytest.raises(ValidationError) as caught:

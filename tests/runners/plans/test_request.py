@@ -7,8 +7,9 @@ import pytest
 from planner.catalog.devices import get_device
 from planner.catalog.engines import AUTO, DEFAULT_ENGINE
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import HostCalibration, PlanRequest
-from planner.specs.workload import ServeWorkload
+from planner.specs.estimate import HostCalibration, PlannedStrategy, PlanRequest
+from planner.specs.workload import ServeWorkload, Strategy
+from runners.jobspec import FolderModel
 from runners.plans.document import PLANS, PlanDocument
 from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
@@ -18,7 +19,8 @@ from runners.plans.request import (
     request_of,
     shared_processor,
 )
-from runners.plans.workloads import ServeWork
+from runners.plans.training_spec import train_spec
+from runners.plans.workloads import FinetuneWork, ServeWork
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 HOST = Surroundings(MODEL, ClusterSpec(device="h100-sxm5-80gb"), runs_jobs=True)
@@ -58,6 +60,13 @@ def test_the_workload_of_each_goal_is_the_planners():
         ("finetune", {"method": "full", "lora_rank": 24}, {"method": "full", "lora_rank": None}),
         ("finetune", {"method": "qlora", "lora_rank": 24}, {"method": "qlora", "lora_rank": 24}),
         ("finetune", {"method": "classification"}, {"method": "full", "lora_rank": None}),
+        ("finetune", {}, {"objective": "supervised", "precompute_reference": False}),
+        (
+            "finetune",
+            {"objective": "kto", "precompute_reference": True},
+            {"objective": "kto", "precompute_reference": True, "sequences_per_record": 1},
+        ),
+        ("finetune", {"objective": "reward"}, {"sequences_per_record": 2, "method": "lora"}),
         ("pretrain", {}, {"method": "pretrain", "lora_rank": None, "tokens": None}),
         (
             "pretrain",
@@ -66,6 +75,29 @@ def test_the_workload_of_each_goal_is_the_planners():
         ),
     ]:
         assert differs(planner_request(goal, values).workload, expected) == {}, (goal, values)
+
+
+def test_who_compares_answers_gets_trl_everywhere_unless_another_engine_is_named():
+    for objective, engine, planned in [
+        ("supervised", None, (None, "torch")),
+        ("supervised", "trl", ("trl", "trl")),
+        ("dpo", None, ("trl", "trl")),
+        ("dpo", "torch", ("torch", "torch")),
+    ]:
+        found = tuple(
+            planner_request(
+                "finetune", {"objective": objective}, where, hardware={"engine": engine}
+            ).engine
+            for where in (CATALOG, HOST)
+        )
+        assert found == planned, (objective, engine)
+
+
+def test_slipways_own_trainer_never_runs_a_comparison_as_supervised_steps():
+    best = PlannedStrategy.model_construct(strategy=Strategy())
+    for objective in ("dpo", "kto", "orpo", "reward"):
+        with pytest.raises(DraftProblem, match=f"no objective {objective}.*Hugging Face TRL"):
+            train_spec(FinetuneWork(objective=objective), FolderModel(path="m"), best)
 
 
 def test_every_field_of_serving_is_one_that_the_planner_costs():
