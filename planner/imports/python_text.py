@@ -15,7 +15,7 @@ from planner.imports.draft import REFUSED, Draft, Option, Options, is_secret, sh
 from planner.imports.programs import UNREAD_WORK
 from planner.imports.shell import option_table
 from planner.imports.torchtitan import read_torchtitan_module
-from planner.imports.trainers import PREFERENCE, SUPERVISED, read_hugging_face_options
+from planner.imports.trainers import PREFERENCE, put_objective, read_hugging_face_options
 from planner.imports.training import TrainDraft
 from planner.specs.base import BadRequestError
 
@@ -159,7 +159,7 @@ class _Script:
             self.is_read = True
             word = re.sub(r"(Config|Trainer)$", "", name).lower()
             if word in PREFERENCE:
-                self.draft.assume(name, f"it trains by {PREFERENCE[word]}. {SUPERVISED}")
+                put_objective(self.draft, name, PREFERENCE[word])
             self._take(call, name, OF_TRAINERS)
 
     def _take(self, call: ast.Call, title: str, names: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from planner.imports.draft import Option
+from planner.imports.draft import Option, shown
 from planner.imports.models import add_model
 from planner.imports.shell import (
     ignore_rest,
@@ -13,7 +13,14 @@ from planner.imports.shell import (
     read_options,
     source_of,
 )
-from planner.imports.trainers import HUGGING_FACE, SUPERVISED, put_world, sources
+from planner.imports.trainers import (
+    HUGGING_FACE,
+    PREFERENCE,
+    add_preference_options,
+    put_objective,
+    put_world,
+    sources,
+)
 from planner.imports.training import NO_FILE, TrainDraft, read_training, rename
 
 # ---------------------------------------------------------------------------
@@ -50,8 +57,9 @@ def read_swift(train: TrainDraft, program: str, command: str, words: list[str]) 
     method = options.pop("rlhf_type", None)
     if command == "rlhf" or method is not None:
         source = method.source if method is not None else source_of(program)
-        name = method.text.upper() if method is not None else "DPO (the default)"
-        draft.assume(source, f"it trains by {name}. {SUPERVISED}")
+        name = method.text.lower() if method is not None else "dpo"
+        put_objective(draft, source, PREFERENCE.get(name, shown(name)))
+    add_preference_options(draft, options)
     _swift_world(train)
     _swift_method(train)
     dtype = options.pop("torch_dtype", None)

@@ -6,7 +6,7 @@ trainer that is, ``programs`` finds out.
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from planner.imports.documents import options_of
@@ -29,11 +29,13 @@ from planner.imports.training import (
     rename,
 )
 from planner.specs.base import BadRequestError, JsonObject
+from planner.specs.workload import REFERENCE_OBJECTIVES, TrainObjective
 
 SUPERVISED = (
-    "Slipway plans supervised steps: this method also runs a reference or a reward model, or "
-    "generates answers, which the plan leaves out"
+    "Slipway plans supervised steps in its place: this method also runs another model, generates "
+    "answers or has a loss of its own, which the plan leaves out"
 )
+OTHER_LOSS = "Slipway plans the usual loss of {}, of the same memory and time"
 # Names of transformers' TrainingArguments, TRL's ModelConfig and trainers' arguments, and
 # LLaMA-Factory's keys, by the common setting. The first of several counts.
 HUGGING_FACE = {
@@ -94,11 +96,20 @@ PREFERENCE = {
     "distillation": "distillation",
     "distill": "distillation",
     "nash": "Nash-MD",
-    "prm": "a reward model",
+    "prm": "a process reward model",
     "reward": "a reward model",
     "rm": "a reward model",
     "rlhf": "reinforcement learning",
 }
+# Those that a plan has an objective for, by what they are called; IPO is DPO with another loss.
+OBJECTIVES: Mapping[str, TrainObjective] = {
+    "DPO": "dpo",
+    "IPO": "dpo",
+    "KTO": "kto",
+    "ORPO": "orpo",
+    "a reward model": "reward",
+}
+USUAL_LOSSES = frozenset({"sigmoid", "kto", "['sigmoid']", "['kto']"})
 # Arguments that only such trainers have. Source: TRL 2026-07, the configurations in trl/trainer.
 PREFERENCE_ARGUMENTS = {
     "beta": "preference training",
@@ -293,11 +304,41 @@ def preference_of(program: str, arguments: Iterable[str]) -> str | None:
 
 
 def add_preference(draft: Draft, source: str, program: str, arguments: Iterable[str]) -> bool:
-    """Record a trainer that does more than the plan's supervised steps; return whether it does."""
+    """Record a trainer that does more than supervised steps; return whether it does."""
     method = preference_of(program, arguments)
     if method is not None:
-        draft.assume(source, f"it trains by {method}. {SUPERVISED}")
+        put_objective(draft, source, method)
     return method is not None
+
+
+def put_objective(draft: Draft, source: str, method: str) -> None:
+    """Record what a trainer's loss compares; say so if a plan has no objective for it.
+
+    The first of several sources counts.
+    """
+    objective = OBJECTIVES.get(method)
+    if objective is None:
+        draft.assume(source, f"it trains by {method}. {SUPERVISED}")
+    elif draft.value("workload.objective") is None:
+        draft.put(source, "workload.objective", objective)
+        if method == "IPO":
+            draft.assume(source, OTHER_LOSS.format("DPO"))
+
+
+def add_preference_options(draft: Draft, options: Options) -> None:
+    """Record the loss and the reference's precomputed answers of a trainer that compares."""
+    objective = draft.value("workload.objective")
+    if objective is None:
+        return
+    loss, ahead = (draft.take(options, name) for name in ("loss_type", "precompute_ref_log_probs"))
+    if loss is not None and loss.text.lower() not in USUAL_LOSSES:
+        draft.assume(loss.source, OTHER_LOSS.format(objective.upper()))
+    elif loss is not None:
+        draft.ignore(loss.source, "the usual loss")
+    if ahead is not None and ahead.is_on and objective in REFERENCE_OBJECTIVES:
+        draft.put(ahead.source, "workload.precompute_reference", value=True)
+    elif ahead is not None:
+        draft.ignore(ahead.source, "off, or without a reference")
 
 
 def read_hugging_face(train: TrainDraft, words: list[str], *, is_known: bool = True) -> None:
@@ -316,6 +357,7 @@ def read_hugging_face_options(
     """Read arguments of transformers' and TRL's trainers, of a command or of a YAML file."""
     train.options |= {**rename(options, HUGGING_FACE), **train.options}
     draft = train.draft
+    add_preference_options(draft, train.options)
     accumulation = train.options.get("accumulation")
     is_stated = accumulation is not None and accumulation.text.lower() != "auto"
     if is_known and is_stated and "micro_batch" not in train.options:

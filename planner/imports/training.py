@@ -17,7 +17,7 @@ from planner.imports.models import PASTE_CONFIG, add_model
 from planner.imports.shell import OWN
 from planner.specs.base import ATTENTION, OPTIMIZERS, alias_parser
 from planner.specs.model import ModelSpec
-from planner.specs.workload import Attention, Optimizer
+from planner.specs.workload import PAIRED_OBJECTIVES, Attention, Optimizer
 
 # Common names of the settings of trainers.
 Setting = Literal[
@@ -215,9 +215,16 @@ def _add_formats(train: TrainDraft) -> None:
     optimizer = train.take("optimizer")
     if optimizer is not None:
         add_optimizer(draft, optimizer)
+    _add_packing(train)
+
+
+def _add_packing(train: TrainDraft) -> None:
+    """Record whether short samples share a row; compared answers never do."""
     packing = train.take("packing")
-    if packing is not None:
-        draft.put(packing.source, "pins.packed", packing.is_on)
+    if packing is not None and train.draft.value("workload.objective"):
+        train.draft.ignore(packing.source, "each answer has a row of its own")
+    elif packing is not None:
+        train.draft.put(packing.source, "pins.packed", packing.is_on)
 
 
 def add_recomputation(draft: Draft, option: Option) -> None:
@@ -639,7 +646,8 @@ def _add_length(train: TrainDraft) -> None:
         batch = draft.value("workload.global_batch_size")
         length = draft.value("workload.sequence_length")
         if batch and length:
-            draft.put(steps.source, "workload.tokens", count * batch * length)
+            rows = 2 if draft.value("workload.objective") in PAIRED_OBJECTIVES else 1
+            draft.put(steps.source, "workload.tokens", count * batch * rows * length)
         else:
             draft.ignore(
                 steps.source, "tokens are steps times batch times length, which are missing"

@@ -9,8 +9,11 @@ from planner.imports.models import add_model
 from planner.imports.shell import ignore_rest, ignore_words, option_table, read_options
 from planner.imports.trainers import (
     HUGGING_FACE,
+    OBJECTIVES,
     PREFERENCE,
-    SUPERVISED,
+    PREFERENCE_ARGUMENTS,
+    add_preference_options,
+    put_objective,
     put_precision,
     put_world,
     quantised_base,
@@ -59,6 +62,11 @@ AXOLOTL = {
     "lora_target_modules": "targets",
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
+    "dpo_loss_type": "loss_type",
+}
+AXOLOTL_REWARDS = {
+    "reward_model": "a reward model",
+    "process_reward_model": "a process reward model",
 }
 AXOLOTL_PARTS = {"data_files", "data_dir", "shards"}  # they choose some of the data
 AXOLOTL_DATA = {"path": "data_repository", "name": "data_subset", "split": "data_split"}
@@ -108,7 +116,12 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
     preference = train.options.pop("rl", None)
     if preference is not None:
         method = PREFERENCE.get(preference.text.lower(), shown(preference.text))
-        draft.assume(preference.source, f"it trains by {method}. {SUPERVISED}")
+        put_objective(draft, preference.source, method)
+    for key, method in AXOLOTL_REWARDS.items():
+        option = train.options.get(key)
+        if option is not None and option.is_on:
+            put_objective(draft, train.options.pop(key).source, method)
+    add_preference_options(draft, train.options)
     _axolotl_devices(train)
     read_training(train)
     ignore_rest(draft, train.options, "axolotl")
@@ -183,6 +196,10 @@ def _options_of_file(draft: Draft, document: JsonObject, tool: str) -> Options:
 def read_trl_file(draft: Draft, document: JsonObject) -> None:
     """Read a YAML file of arguments of TRL's or transformers' trainers."""
     options = _options_of_file(draft, document, "transformers")
+    known = [name for name in PREFERENCE_ARGUMENTS if name in options]
+    named = [name for name in known if PREFERENCE_ARGUMENTS[name] in OBJECTIVES] or known
+    if named:
+        put_objective(draft, options[named[0]].source, PREFERENCE_ARGUMENTS[named[0]])
     read_hugging_face_options(TrainDraft(draft, {}), options)
 
 
@@ -246,8 +263,7 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
     if stage is not None and stage.text.lower() in STAGES:
         draft.ignore(stage.source, "supervised steps on the tokens of the texts")
     elif stage is not None:
-        method = PREFERENCE.get(stage.text.lower(), shown(stage.text))
-        draft.assume(stage.source, f"it trains by {method}. {SUPERVISED}")
+        _factory_objective(train, stage)
     if scratch is not None and scratch.is_on:
         train.method = "pretrain"
         draft.put(scratch.source, "workload.method", train.method)
@@ -278,6 +294,17 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
     _without_recompute(train)
     read_training(train)
     options |= train.options
+
+
+def _factory_objective(train: TrainDraft, stage: Option) -> None:
+    """Record a stage that compares answers, and of ``dpo`` the loss, which may be another's."""
+    draft, method = train.draft, PREFERENCE.get(stage.text.lower(), shown(stage.text))
+    loss = train.options.pop("pref_loss", None)
+    other = PREFERENCE.get(loss.text.lower()) if loss is not None and method == "DPO" else None
+    put_objective(draft, sources(stage, loss if other else None), other or method)
+    if loss is not None and other is None:
+        train.options["loss_type"] = replace(loss, name="loss_type")
+    add_preference_options(draft, train.options)
 
 
 def _without_recompute(train: TrainDraft) -> None:

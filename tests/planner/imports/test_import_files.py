@@ -346,13 +346,53 @@ def test_merging_an_adapter_is_no_work_of_a_plan():
     assert draft.missing[0] == "workload: merging an adapter is no work that Slipway plans"
 
 
-def test_methods_that_are_more_than_supervised_steps_say_so():
-    for text in (
-        AXOLOTL + "rl: dpo\n",
-        LLAMA_FACTORY.replace("stage: sft", "stage: dpo"),
-        f"trl dpo --model_name_or_path {LLAMA}",
-    ):
-        assert any(SUPERVISED in each for each in read_paste(text).assumptions)
+TRL_LINE = f"trl dpo --model_name_or_path {LLAMA} "
+COMPARES = [
+    (TRL_LINE, "dpo", None),
+    (TRL_LINE.replace("dpo", "orpo"), "orpo", None),
+    (TRL_LINE.replace("dpo", "reward"), "reward", None),
+    (f"{TRL_LINE}--loss_type ipo", "dpo", "usual loss of DPO"),
+    (TRL_LINE.replace("dpo", "grpo"), None, "trains by GRPO"),
+    (AXOLOTL + "rl: dpo\n", "dpo", None),
+    (AXOLOTL + "rl: kto\n", "kto", None),
+    (AXOLOTL + "rl: ipo\n", "dpo", "usual loss of DPO"),
+    (AXOLOTL + "rl: simpo\n", None, "trains by SimPO"),
+    (AXOLOTL + "reward_model: true\n", "reward", None),
+    (AXOLOTL + "process_reward_model: true\n", None, "a process reward model"),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: dpo"), "dpo", None),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: kto"), "kto", None),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: rm"), "reward", None),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: ppo"), None, "trains by PPO"),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: dpo\npref_loss: orpo"), "orpo", None),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: dpo\npref_loss: hinge"), "dpo", "usual loss"),
+    (LLAMA_FACTORY.replace("stage: sft", "stage: dpo\npref_loss: simpo"), None, "SimPO"),
+    (f"model_name_or_path: {LLAMA}\nmax_length: 512\ndesirable_weight: 1.0\nbeta: 0.1\n", "kto",
+     None),
+    (f"model_name_or_path: {LLAMA}\nmax_length: 512\nbeta: 0.1\n", None, "preference training"),
+    (f"swift rlhf --rlhf_type kto --model {LLAMA}", "kto", None),
+    (f"swift rlhf --rlhf_type simpo --model {LLAMA}", None, "SimPO"),
+]  # fmt: skip
+
+
+def test_what_compares_answers_has_its_objective_or_says_what_it_leaves_out():
+    for text, objective, left_out in COMPARES:
+        draft = read_paste(text)
+        said = " ".join(draft.assumptions)
+        assert draft.request["workload"].get("objective") == objective, text
+        assert (SUPERVISED in said) == (objective is None), text
+        assert (left_out or "") in said, text
+
+
+def test_a_pairs_batch_counts_both_answers_and_its_reference_may_answer_ahead():
+    more = "--per_device_train_batch_size 4 --max_length 512 --max_steps 10 --packing "
+    text = f"accelerate launch --num_processes 2 {TRL_LINE}{more}--precompute_ref_log_probs"
+    draft = read_paste(text)
+    work = draft.request["workload"]
+    assert (work["global_batch_size"], work["tokens"]) == (8, 10 * 8 * 2 * 512)
+    assert work["precompute_reference"] is True
+    assert "packed" not in draft.request["pins"]
+    reward = read_paste(text.replace("trl dpo", "trl reward")).request["workload"]
+    assert "precompute_reference" not in reward
 
 
 def test_a_models_config_becomes_an_inline_model():

@@ -29,7 +29,9 @@ MODULES = ("python -m {}", "accelerate launch -m {}", "torchrun --nproc_per_node
            "uv run python -m {}", "deepspeed --module {}")  # fmt: skip
 HF = f"--model_name_or_path {LLAMA} --per_device_train_batch_size 2 --max_length 1024"
 FACTORY = f"--model_name_or_path {LLAMA} --do_train --cutoff_len 10000 --template llama3"
-# A script and its arguments: the method of the draft, and a word of what it leaves out.
+# What a plan has an objective for; other methods are left out by name.
+OBJECTIVES = {"DPO": "dpo", "KTO": "kto", "ORPO": "orpo", "a reward model": "reward"}
+# A script and its arguments: the method of the draft, and its objective or what it leaves out.
 SCRIPTS = {
     f"trl/scripts/sft.py {HF}": ("full", None),
     f"examples/scripts/sft.py {HF} --use_peft": ("lora", None),
@@ -119,7 +121,11 @@ def test_a_script_is_read_as_what_it_trains_under_every_launcher():
         said = " ".join(draft.assumptions)
         if method and draft.request["workload"].get("method") != method:
             wrong.append((line, "method", draft.request["workload"]))
-        if (left_out or "") not in said or (left_out is None and SUPERVISED in said):
+        objective = OBJECTIVES.get(left_out)
+        if draft.request["workload"].get("objective") != objective:
+            wrong.append((line, "objective", draft.request["workload"]))
+        is_whole = left_out is None or objective is not None
+        if SUPERVISED in said if is_whole else left_out not in said:
             wrong.append((line, "said", said))
         if draft.unknown:
             wrong.append((line, "unknown", draft.unknown))
