@@ -80,7 +80,7 @@ def test_a_bar_has_a_needle_at_a_measured_peak_and_words_without_a_unit_twice():
 
 def test_every_tensor_class_is_drawn_and_the_legend_names_each_once():
     classes = {"weights", "kv_cache", "activations", "gradients", "optimizer_states"}
-    classes |= {"adapters", "buffers", "runtime_overhead"}
+    classes |= {"adapters", "reference_weights", "buffers", "runtime_overhead"}
     assert {part for _, _, parts in TERMS for part in parts} == classes
 
     rows = [row(weights=1), row(weights=1, kv_cache=1)]

@@ -127,6 +127,8 @@ def complete(name: str, value) -> dict:
         "upload": {"dataset": "x"},
         "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
     }
+    if name == "precompute_reference" and value:
+        return {name: value, "objective": "dpo"}
     return {name: value} | (needed.get(value, {}) if name == "data_source" else {})
 
 
