@@ -26,7 +26,7 @@ from planner.specs.workload import Recomputation
 DEFAULT_ENGINE = "torch"
 COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
 COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
-STREAM = ("stream_factors", "stream_spread", "stream_support", "lone_stream_spread")
+STREAM = ("stream_factors", "stream_spreads", "stream_support", "lone_stream_spread")
 STEP = ("training_factors", "step_spreads")
 EngineRole = Literal["runner", "serving", "training"]
 # What an engine's share of memory limits: everything on the device, weights and KV cache without
@@ -88,6 +88,11 @@ class Engine(Spec):
     matvec_efficiency: dict[Dtype, float] = Field(default_factory=dict)
     training_elementwise_efficiency: float = Field(default=1.0, gt=0, le=1)
     layer_overhead_s: float = 0.0
+    # The CUDA compute capability from which decode steps of one sequence replay a recorded graph.
+    replays_single_steps_from: float | None = None
+    # By chips: the release at which kernels of single streams changed; older ones have factors of
+    # their own.
+    stream_levels: dict[str, int] = Field(default_factory=dict)
     request_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
     request_latency_s: float = 0.0
@@ -193,10 +198,12 @@ class Engine(Spec):
     full_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)
     ttft_spreads: dict[str, float] = Field(default_factory=dict)
+    # Factors of single streams by chip family, by chips of like kernels and by kind of device.
     stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
-    stream_spread: float | None = None
-    # Sources and devices of the fit, by kind of device, then pass and width of weights; and the
-    # log spread of passes that one source measured on one device.
+    # Log spreads by chips of like kernels, then pass.
+    stream_spreads: dict[str, dict[str, float]] = Field(default_factory=dict)
+    # Sources and devices of the fit, by chips of like kernels, then pass and width of weights; and
+    # the log spread of passes that one source measured on one device.
     stream_support: dict[str, dict[str, list[int]]] = Field(default_factory=dict)
     lone_stream_spread: float = 0.0
     sums_in_16_bits: bool = False

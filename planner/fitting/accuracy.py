@@ -443,6 +443,17 @@ made other rows worse, or that would only have memorised these, was dropped.
   no exchange hidden behind the backward pass, and ports of 12.5 and of 6.25 GB/s: the choice stays
   5.9 % behind, and those for the 13B fall 11 % and 25 % behind. Next: the layout of its fabric,
   which the source does not describe.
+- **Single streams.** Strix Halo's Vulkan and ROCm, which no request names, read one prompt up to
+  five times apart, and DeepSeek-V4's compressed attention takes llama.cpp 2.4 to 3.1 times as long
+  as foreseen. Kept: factors of chips of other kernels apart (Apple, RDNA, GB10, NVIDIA's GPUs by
+  family); replayed steps; fused attention by release; GB10's 16-bit peak, which was half of what
+  vLLM reached on it; experts of prompts beside dense products; a pass that nobody measured with an
+  engine as with all others on the chips (streams in no fit: decode 12.7 → 10.2 % in the median,
+  prefill 27.8 → 20.2 %). Dropped: a level of the release for all parts on NVIDIA's GPUs, which
+  lost what is known of H100 and A100; experts apart in decode (Strix Halo 4.6 → 9.5 %); engines
+  held to what all have in common (prefill of unseen sources 49.6 → 60.6 %). With RDNA's six rows
+  gone from NVIDIA's, prefill of the one large source of NVIDIA's GPUs, foreseen from 14 rows of
+  four small ones, is 67 % off instead of 49 %. Next: back ends as a field of the request.
 - **Published speeds of SGLang at more than eight requests** (1.6 times too fast in the median). A
   mixed step is costed once for prompts and answers; in the published runs each prompt stops
   decoding for about a whole pass (DeepSeek-R1 on B200: 108 ms measured, 169 for a pass alone).

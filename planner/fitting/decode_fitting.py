@@ -1,7 +1,7 @@
 """Fit single-stream speed to published speeds, per engine, with errors on left-out GPUs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,24 +31,30 @@ from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
 from planner.workload.operators import FLOPS_PER_JOULE
 from planner.workload.resolve import resolve
-from planner.workload.setting import SHOWN_BY, Setting, width_of
+from planner.workload.setting import RELEASE, Setting, release_key, width_of
 
 NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
 PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")
 GROUPS = {DECODE: "decode", TPOT: "decode"}
-PARTS = ("linear", "linear_8bit", "linear_4bit", "attention", "issue", "scores", "power")
-LINEAR, ATTENTION, ISSUE, SCORES, POWER = (
-    PARTS.index(part) for part in ("linear", "attention", "issue", "scores", "power")
+PARTS = (
+    *("linear", "linear_8bit", "linear_4bit", "attention", "issue", "scores", "power"),
+    "replay",  # the share of the launches that a replayed step has
+    "experts",  # beside the factor of dense layers
+)
+LINEAR, ATTENTION, ISSUE, SCORES, POWER, REPLAY, EXPERTS = (
+    PARTS.index(part)
+    for part in ("linear", "attention", "issue", "scores", "power", "replay", "experts")
 )
 WIDTHS = {"wide": 0, "8bit": PARTS.index("linear_8bit"), "4bit": PARTS.index("linear_4bit")}
 # Reads are modelled at 71 % of the bandwidth: a factor below 0.72 would exceed it.
-LOWER_BOUNDS = np.array([0.72, 0.8, 0.8, 0.55, 0.1, 0.5, 0.3])
-UPPER_BOUNDS = np.array([6.0, 6.0, 6.0, 12.0, 10.0, 4.0, 4.0])
+LOWER_BOUNDS = np.array([0.72, 0.8, 0.8, 0.55, 0.1, 0.5, 0.3, 0.05, 0.7])
+UPPER_BOUNDS = np.array([6.0, 6.0, 6.0, 12.0, 10.0, 4.0, 4.0, 1.0, 6.0])
 SCALE, RIDGE = 0.5, 0.35
 # GPUs of a family differ among themselves: a family is held closer to its kind than an engine.
 FAMILY_STIFFNESS = {"decode": 5.0, "prefill": 20.0}
 WEIGHT = 10.0
 LEAST_SECONDS = 1e-9
+FUSED_ATTENTION = "-fa 1"  # llama-bench's option for it
 LONE = (1, 1)  # one source, one device
 # Parts that grow with the context, and the share of a measured pass from which on their factor is
 # fitted: below it in every row, it would follow what else those rows miss, and long contexts would
@@ -64,22 +70,31 @@ class StreamCase:
     source: str
     device: str
     family: str
+    kernels: str
     kind: str
+    level: str
     group: str
     width: str
     linear_s: float
+    experts_s: float
     attention_s: float
     issue_s: float
     scores_s: float
     power_s: float
     rest_s: float
     runs_ahead: bool
+    is_replayed: bool
     measured_s: float
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Return the key of a set of factors: engine, kind of pass and kind of device."""
-        return self.engine, self.group, self.kind
+        """Return the key of a set of factors: engine, kind of pass and chips of like kernels."""
+        return self.engine, self.group, self.kernels
+
+    @property
+    def pass_and_width(self) -> str:
+        """Return the key of what was measured: a pass at a width of weights."""
+        return f"{self.group}_{self.width}"
 
     @property
     def sweep_key(self) -> str:
@@ -106,6 +121,7 @@ class Sweep:
     narrow: Columns
     rest_s: Columns
     runs_ahead: npt.NDArray[np.bool_]
+    is_replayed: npt.NDArray[np.bool_]
     measured_s: Columns
     weights: Columns
 
@@ -115,11 +131,15 @@ class Sweep:
         counts = Counter(case.sweep_key for case in cases)
         return cls(
             parts_s=np.array(
-                [[c.linear_s, c.attention_s, c.issue_s, c.scores_s, c.power_s] for c in cases]
+                [
+                    [c.linear_s, c.attention_s, c.issue_s, c.scores_s, c.power_s, c.experts_s]
+                    for c in cases
+                ]
             ),
             narrow=np.array([WIDTHS[c.width] or -1 for c in cases]),
             rest_s=np.array([c.rest_s for c in cases]),
             runs_ahead=np.array([c.runs_ahead for c in cases]),
+            is_replayed=np.array([c.is_replayed for c in cases]),
             measured_s=np.array([c.measured_s for c in cases]),
             weights=np.array([WEIGHT * counts[c.sweep_key] ** -0.5 for c in cases]),
         )
@@ -133,36 +153,41 @@ class Sweep:
     def seconds(self, factors: Columns) -> Columns:
         """Return the predicted seconds of every pass."""
         narrow = np.where(self.narrow < 0, 1.0, factors[self.narrow])
-        linear, attention, issue, scores, power = self.parts_s.T
-        products = np.maximum(linear * factors[LINEAR], power * factors[POWER]) * narrow
+        linear, attention, issue, scores, power, experts = self.parts_s.T
+        products = (linear + experts * factors[EXPERTS]) * factors[LINEAR]
+        products = np.maximum(products, power * factors[POWER]) * narrow
         read = attention * factors[ATTENTION] + scores * factors[SCORES]
         work = products + read + self.rest_s
-        issue = issue * factors[ISSUE]
+        issue = issue * factors[ISSUE] * np.where(self.is_replayed, factors[REPLAY], 1.0)
         total: Columns = np.where(self.runs_ahead, np.maximum(work, issue), work + issue)
         return total
 
 
-def without_stream_factors(setting: Setting) -> Setting:
-    """Return the setting without single-stream factors."""
-    plain: Engine = setting.engine.model_copy(update={"stream_factors": {}})
+def without_stream_factors(setting: Setting, mode: str = "") -> Setting:
+    """Return the setting without single-stream factors, with what a run was told.
+
+    ``mode`` has the options of the run that differ from the release's defaults.
+    """
+    told = {"score_bytes": 0.0} if FUSED_ATTENTION in mode else {}
+    plain: Engine = setting.engine.model_copy(update={"stream_factors": {}, **told})
     return replace(setting, engine=plain)
 
 
 def stream_case(row: Row) -> StreamCase:
     """Return a row as its parts, from the ledger of an uncalibrated estimate."""
     setting = without_stream_factors(
-        resolve(EstimateRequest.model_validate(inference_request(row)))
+        resolve(EstimateRequest.model_validate(inference_request(row))), row["mode"]
     )
     workload, ledger = setting.workload, Ledger()
     if not isinstance(workload, GenerateWorkload):
         raise TypeError("only generated batches have streams")
     generate(setting, workload, ledger)
     group = GROUPS.get(row["metric"], "prefill")
-    parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "scores": 0.0, "rest": 0.0}
+    parts = dict.fromkeys(("linear", "experts", "attention", "issue", "scores", "rest"), 0.0)
     for entry in ledger.entries:
         if entry.unit == "s" and entry.group == group:
             part = NAMES.get(entry.name, "rest")
-            part = SHOWN_BY.get(part, part)
+            part = "issue" if part == "further" else part
             parts[part if part in parts else "rest"] += entry.value
     share = ledger.value_of("prefill", "pipeline_share") if group == "prefill" else 0.0
     share = share or 1.0
@@ -171,16 +196,22 @@ def stream_case(row: Row) -> StreamCase:
         source=row["source_id"],
         device=setting.device.id,
         family=setting.device.family,
+        kernels=setting.device.kernels,
         kind=setting.device.kind,
+        level=setting.stream_level,
         group=group,
         width=width_of(setting),
-        linear_s=parts["linear"] * share,
+        linear_s=(parts["linear"] + (parts["experts"] if group == "decode" else 0.0)) * share,
+        experts_s=parts["experts"] * share if group == "prefill" else 0.0,
         attention_s=parts["attention"] * share,
         issue_s=parts["issue"] * share,
         scores_s=parts["scores"] * share,
         power_s=_power_seconds(setting, ledger, group) * share,
         rest_s=max(parts["rest"] * share, LEAST_SECONDS),
         runs_ahead=bool(setting.engine.ops_per_layer) and setting.device.kind != "cpu",
+        is_replayed=group == "decode"
+        and workload.batch_size == 1
+        and setting.replays_single_steps,
         measured_s=_measured_seconds(row, workload),
     )
 
@@ -245,9 +276,14 @@ def without_lone_widths(cases: Iterable[StreamCase]) -> tuple[StreamCase, ...]:
 
 
 def fit_streams(
-    cases: Iterable[StreamCase], prior: Columns | None = None, stiffness: float = 1.0
+    cases: Iterable[StreamCase],
+    prior: Columns | None = None,
+    stiffness: float = 1.0,
+    held: tuple[int, ...] = (),
 ) -> Columns:
     """Return the factors of one kind of pass, in the order of ``PARTS``, near the prior.
+
+    Parts ``held``, and those that no pass shows, keep the prior's.
 
     A width of weights that one source measured on one device takes no part where the others have
     more sources, and keeps their factor: one table says more of itself than of a width.
@@ -264,32 +300,54 @@ def fit_streams(
         return float(misfit) + RIDGE * stiffness * distance
 
     lower, upper = LOWER_BOUNDS.copy(), UPPER_BOUNDS.copy()
-    for part in sweep.unseen_parts():
+    for part in (*sweep.unseen_parts(), *held):
         lower[part] = upper[part] = start[part]
     return descend(regret, start, start * SCALE, lower, upper)
 
 
 def fit_family(cases: Iterable[StreamCase], group: str, prior: Columns) -> Columns:
-    """Return the factors of one chip family, near those of its device kind."""
-    return fit_streams(cases, prior, FAMILY_STIFFNESS[group])
+    """Return the factors of one chip family, near those of its chips.
+
+    What a replayed step saves is the engine's, and the same on all of them.
+    """
+    return fit_streams(cases, prior, FAMILY_STIFFNESS[group], held=(REPLAY,))
+
+
+def fit_levels(cases: Sequence[StreamCase], group: str, family: str, level: str) -> Columns:
+    """Return the factors of an engine's releases on a chip family, each level near the one above.
+
+    The levels are all cases, those of the same releases, and those of the family among these.
+    """
+    factors = fit_streams(cases)
+    if len({case.level for case in cases}) > 1:
+        cases = [case for case in cases if case.level == level]
+        factors = fit_family(cases, group, factors)
+    of_family = [case for case in cases if case.family == family]
+    return fit_family(of_family, group, factors) if of_family else factors
 
 
 def fit_target_chip(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
-    """Return an engine's factors on a chip: fitted to its device kind, then to its family.
+    """Return an engine's factors on a chip: fitted to chips of like kernels, then to its family.
 
-    An engine without cases takes the factors common to all engines.
+    An engine without cases takes the factors common to all engines; chips without cases take the
+    means of those of their kind.
     """
-    _, group, kind = target.place
-    same_kind = [case for case in cases if (case.group, case.kind) == (group, kind)]
-    own = [case for case in same_kind if case.engine == target.engine]
-    family = (case for case in own if case.family == target.family)
-    return fit_family(family, group, fit_streams(own or same_kind))
+    group = [case for case in cases if case.group == target.group]
+    own = [case for case in group if case.engine == target.engine]
+    for candidates in (own, group):
+        alike = [case for case in candidates if case.kernels == target.kernels]
+        if alike:
+            return fit_levels(alike, target.group, target.family, target.level)
+    return dict(fitted_places(group, target.group, by_family=False)).get(
+        target.kind, np.ones(len(PARTS))
+    )
 
 
 # Single-stream factors of each engine from published speeds, with errors on left-out GPUs.
 
 
 COVERED = 0.8
+LEAST_SHARE_STEP = 1e-9  # sums of shares are rounded
 Z_80 = 1.2816
 MIN_ROWS = 10
 PASSES = ("decode", "prefill")
@@ -303,63 +361,100 @@ def factors_by_part(group: str, factors: Columns) -> dict[str, float]:
     return {f"{group}_{part}": round_factor(float(value)) for part, value in pairs if value != 1.0}
 
 
-def engine_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
-    """Return one engine's factors by kind of device and by chip family."""
+def kinds_of_several_chips(cases: Sequence[StreamCase]) -> dict[str, list[str]]:
+    """Return the measured chips of each kind of device that stands for chips nobody measured.
+
+    A kind named as its chips is those chips; one chip alone says nothing of others.
+    """
+    pairs = {(case.kind, case.kernels) for case in cases}
+    chips = {kernels for _, kernels in pairs}
+    of_kind = {
+        kind: sorted(kernels for own, kernels in pairs if own == kind)
+        for kind in sorted({kind for kind, _ in pairs} - chips)
+    }
+    return {kind: own for kind, own in of_kind.items() if len(own) > 1}
+
+
+def fitted_places(
+    cases: Sequence[StreamCase], group: str, *, by_family: bool = True
+) -> Iterator[tuple[str, Columns]]:
+    """Yield the factors of an engine's passes by place: chips, older releases on them, families.
+
+    Chips of a kind that nobody measured have the geometric means of the factors of those that
+    were, which none of these takes.
+    """
+    chips = {
+        kernels: [case for case in cases if case.kernels == kernels]
+        for kernels in sorted({case.kernels for case in cases})
+    }
+    for kind, measured in kinds_of_several_chips(cases).items():
+        logs = [np.log(fit_streams(chips[kernels])) for kernels in measured]
+        yield kind, np.exp(np.mean(logs, axis=0))
+    for kernels, own in chips.items():
+        families = {case.family for case in own} - {kernels} if by_family else set()
+        stated = {case.level for case in own}
+        for level in sorted(stated | {""}) if len(stated) > 1 else ("",):
+            for family in ("", *sorted(families)):
+                place = family or kernels
+                key = release_key(place, level) if level else place
+                yield key, fit_levels(own, group, family, level)
+
+
+def engine_factors(
+    cases: Sequence[StreamCase],
+    common: dict[str, dict[str, float]] | None = None,
+    *,
+    by_family: bool = True,
+) -> dict[str, dict[str, float]]:
+    """Return one engine's factors by kind of device, chips of like kernels and chip family.
+
+    A pass that was not measured has the factors that engines have in ``common`` on the chips.
+    """
     factors_by_place: dict[str, dict[str, float]] = {}
     for group in PASSES:
         same = [case for case in cases if case.group == group]
-        for kind in sorted({case.kind for case in same}):
-            of_kind = [case for case in same if case.kind == kind]
-            kind_factors = fit_streams(of_kind)
-            factors_by_place.setdefault(kind, {}).update(factors_by_part(group, kind_factors))
-            for family in sorted({case.family for case in of_kind} - {kind}):
-                own = (case for case in of_kind if case.family == family)
-                factors_by_place.setdefault(family, {}).update(
-                    factors_by_part(group, fit_family(own, group, kind_factors))
-                )
+        for place, factors in fitted_places(same, group, by_family=by_family):
+            own = factors_by_place.setdefault(place, {})
+            own.update(factors_by_part(group, factors))
+    chips_of = {case.family: case.kernels for case in cases}
     return {
-        place: with_kind_factors(factors, factors_by_place, cases, place)
-        for place, factors in factors_by_place.items()
+        place: with_missing_passes(place, (factors_by_place, common or {}), chips_of)
+        for place in factors_by_place
     }
 
 
+def with_missing_passes(
+    place: str, levels: Sequence[dict[str, dict[str, float]]], chips_of: dict[str, str]
+) -> dict[str, float]:
+    """Return a place's factors, with those of its chips for passes that were not measured there.
+
+    ``levels`` are the factors by place of the engine, and then of all engines.
+    """
+    factors: dict[str, float] = {}
+    family, _, level = place.partition(RELEASE)
+    chips = chips_of.get(family, family)
+    places = (place, release_key(chips, level), family, chips)
+    for own in (factors_by_place.get(name, {}) for factors_by_place in levels for name in places):
+        passes = {name.partition("_")[0] for name in factors}
+        factors |= {n: value for n, value in own.items() if n.partition("_")[0] not in passes}
+    return dict(sorted(factors.items()))
+
+
 def engine_support(cases: Sequence[StreamCase]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return one engine's numbers of sources and devices, by kind of device, pass and width."""
+    """Return one engine's numbers of sources and devices, by chips, pass and width."""
+    kinds = kinds_of_several_chips(cases)
     support: dict[str, dict[str, tuple[int, int]]] = {}
-    for kind, group, width in sorted({(c.kind, c.group, c.width) for c in cases}):
-        own = (c for c in cases if (c.kind, c.group, c.width) == (kind, group, width))
-        support.setdefault(kind, {})[f"{group}_{width}"] = support_of(own)
+    for place in sorted({case.kernels for case in cases} | set(kinds)):
+        of_place = [case for case in cases if case.kernels in kinds.get(place, (place,))]
+        for name in sorted({case.pass_and_width for case in of_place}):
+            own = (case for case in of_place if case.pass_and_width == name)
+            support.setdefault(place, {})[name] = support_of(own)
     return support
 
 
 def common_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
-    """Return the factors common to all engines on each kind of device."""
-    factors_by_kind: dict[str, dict[str, float]] = {}
-    for kind in sorted({case.kind for case in cases}):
-        for group in PASSES:
-            same = [case for case in cases if (case.kind, case.group) == (kind, group)]
-            if same:
-                factors_by_kind.setdefault(kind, {}).update(
-                    factors_by_part(group, fit_streams(same))
-                )
-    return factors_by_kind
-
-
-def with_kind_factors(
-    factors: dict[str, float],
-    factors_by_kind: dict[str, dict[str, float]],
-    cases: Sequence[StreamCase],
-    place: str,
-) -> dict[str, float]:
-    """Return a family's factors, with its device kind's for passes that were not measured."""
-    kind = next((case.kind for case in cases if case.family == place), place)
-    passes = {name.partition("_")[0] for name in factors}
-    missing = {
-        name: value
-        for name, value in factors_by_kind.get(kind, {}).items()
-        if name.partition("_")[0] not in passes
-    }
-    return dict(sorted({**missing, **factors}.items()))
+    """Return the factors common to all engines, by kind of device and chips of like kernels."""
+    return engine_factors(cases, by_family=False)
 
 
 def left_out(
@@ -368,30 +463,25 @@ def left_out(
     """Return the error of each case, fitted without its part."""
     errors = []
     for _, own, rest in leave_one_group_out(cases, part_of):
-        fitted_by_key: dict[tuple[tuple[str, str, str], str], Columns] = {}
+        fitted_by_key: dict[tuple[tuple[str, str, str], str, str], Columns] = {}
         for case in own:
-            key = (case.place, case.family)
+            key = (case.place, case.family, case.level)
             if key not in fitted_by_key:
                 fitted_by_key[key] = fit_target_chip(rest, case)
             errors.append((case, case.error(fitted_by_key[key])))
     return errors
 
 
-def cards_of(cases: Sequence[StreamCase], place: tuple[str, str, str]) -> set[str]:
-    """Return the GPUs on which an engine's kind of pass was measured."""
-    return {case.device for case in cases if case.place == place}
-
-
 @cache
-def _fitted_at(place: tuple[str, str, str], family: str) -> Columns:
-    cases = stream_cases()
-    target = next(c for c in cases if c.place == place and c.family == family)
+def _fitted_at(place: tuple[str, str, str], family: str, level: str) -> Columns:
+    cases, key = stream_cases(), (place, family, level)
+    target = next(c for c in cases if (c.place, c.family, c.level) == key)
     return fit_target_chip(cases, target)
 
 
 def fitted_here(case: StreamCase) -> Columns:
     """Return the factors of a case's engine on its chip, fitted to all rows."""
-    return _fitted_at(case.place, case.family)
+    return _fitted_at(case.place, case.family, case.level)
 
 
 def device_of(case: StreamCase) -> str:
@@ -404,33 +494,60 @@ def source_of(case: StreamCase) -> str:
     return case.source
 
 
-def spread_of(errors: Sequence[float]) -> float:
-    """Return the log spread whose 80 % interval covers four fifths of these errors."""
-    log_error = float(np.quantile(np.abs(np.log1p(errors)), COVERED))
-    return round_factor(log_error / Z_80)
+def spread_of(errors: Sequence[tuple[StreamCase, float]]) -> float:
+    """Return the log spread whose 80 % interval covers four fifths of these errors.
+
+    Rows of a source share weight, as those of a sweep do in the fit.
+    """
+    distances = np.abs(np.log1p([error for _, error in errors]))
+    counts = Counter(case.source for case, _ in errors)
+    order = np.argsort(distances)
+    shares = np.array([counts[case.source] ** -0.5 for case, _ in errors])[order].cumsum()
+    enough = COVERED * shares[-1] * (1 - LEAST_SHARE_STEP)
+    reached = min(int(np.searchsorted(shares, enough)), len(errors) - 1)
+    return round_factor(float(distances[order][reached]) / Z_80)
+
+
+def chip_spreads(
+    cards: Sequence[tuple[StreamCase, float]], sources: Sequence[tuple[StreamCase, float]]
+) -> dict[str, dict[str, float]]:
+    """Return one engine's log spreads by chips and pass, from cards left out.
+
+    Where one card alone was measured, they are those of sources left out.
+    """
+    spreads: dict[str, dict[str, float]] = {}
+    places = sorted({(case.kernels, case.group) for case, _ in cards})
+    for kernels, group in places:
+        own, elsewhere = (
+            [(case, error) for case, error in errors if (case.kernels, case.group) == place]
+            for errors in (cards, sources)
+            for place in ((kernels, group),)
+        )
+        num_sources, num_cards = support_of(case for case, _ in own)
+        errors = own if num_cards > 1 else elsewhere
+        if len(errors) >= MIN_ROWS and num_cards + num_sources > sum(LONE):
+            spreads.setdefault(kernels, {})[group] = spread_of(errors)
+    return spreads
 
 
 def fit_single_stream_decode_factors() -> dict[str, dict[str, Any]]:
     """Return the fields of every engine that describe its single streams."""
     cases = stream_cases()
-    fields_by_engine: dict[str, dict[str, Any]] = {
-        COMMON_SERVING: {"stream_factors": common_factors(cases)}
-    }
-    unseen = left_out(cases, device_of)
-    elsewhere = spread_of([error for _, error in left_out(cases, source_of)])
+    common = common_factors(cases)
+    fields_by_engine: dict[str, dict[str, Any]] = {COMMON_SERVING: {"stream_factors": common}}
+    cards, sources = left_out(cases, device_of), left_out(cases, source_of)
+    lone = spread_of(sources)
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]
+        spreads = chip_spreads(
+            *([(c, e) for c, e in errors if c.engine == engine] for errors in (cards, sources))
+        )
         fields_by_engine[engine] = {
-            "stream_factors": engine_factors(own),
+            "stream_factors": engine_factors(own, common),
             "stream_support": engine_support(own),
-            "lone_stream_spread": elsewhere,
+            "lone_stream_spread": lone,
+            **({"stream_spreads": spreads} if spreads else {}),
         }
-        compared_places = {
-            place for place in {c.place for c in own} if len(cards_of(own, place)) > 1
-        }
-        errors = [error for case, error in unseen if case.place in compared_places]
-        if len(errors) >= MIN_ROWS:
-            fields_by_engine[engine]["stream_spread"] = spread_of(errors)
     return fields_by_engine
 
 

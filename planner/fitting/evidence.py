@@ -404,6 +404,8 @@ def digest(name: str) -> str:
 
 
 TABLE = "inference_other"
+# Single streams on hardware that people own: each question's median over back ends and runs.
+OWNED = "inference_owned"
 DECODE, PREFILL, TPOT, TTFT = (
     "decode_tokens_per_second",
     "prefill_tokens_per_second",
@@ -441,13 +443,19 @@ MODELS = {
     "meta-llama/llama-3.1-8b (8b class, id not stated)": "meta-llama/Llama-3.1-8B",
 }
 # Plain dtypes named by sources, and the packed formats with their group sizes.
-PLAIN = frozenset({"fp32", "fp16", "bf16", "fp8", "int8", "int4", "mxfp4"})
+PLAIN = frozenset({"fp32", "fp16", "bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"})
 GROUPED = {
     "int4 (awq g128)": ("awq", 128),
     "gptq int4 g128": ("gptq", 128),
     "gptq int4": ("gptq", 128),
 }
 EXL2 = re.compile(r"exl2 ([\d.]+) bpw")
+# MLX packs 2 to 8 bits in groups with a scale and a bias of 16 bits; widths without a dtype of
+# their own are asked as a mix of the same mean (mlx/ops.cpp, affine_quantize).
+BUILD = re.compile(r"\bb(\d{4,5})\b|\((\d{4,5})\)")
+BUILDS_BEFORE = (("2024-05-08", "b2800"), ("2025-08-30", "b6000"), ("2025-10", "b6500"))
+MLX = re.compile(r"mlx q(\d)(?: g(\d+))?")
+MLX_GROUP, MLX_GROUP_BITS = 64, 32
 TWO_BIT = {"aqlm 2-bit": "aqlm:2.07", "quip# 2-bit": "quip:2.0"}
 # Engines that place whole layers on each GPU instead of splitting every matrix.
 BY_LAYERS = frozenset({"llama_cpp", "ik_llama_cpp", "ollama/llama_cpp", "autoawq", "transformers"})
@@ -475,7 +483,31 @@ def format_of(row: Row) -> JsonObject:
     bits = EXL2.fullmatch(named)
     if bits:
         return {"quantization": f"exl2:{bits[1]}"}
+    packed = MLX.fullmatch(named)
+    if packed:
+        return _mlx_format(int(packed[1]), int(packed[2] or MLX_GROUP))
     return {"quantization": TWO_BIT[named]} if named in TWO_BIT else {}
+
+
+def _mlx_format(bits: int, group: int) -> JsonObject:
+    if bits in (4, 8):
+        return {"weight_dtype": f"int{bits}", "group_size": group}
+    return {"quantization": f"gguf:{bits + MLX_GROUP_BITS / group:g}"}
+
+
+def engine_of(row: Row) -> str:
+    """Return a row's engine, with the build of llama.cpp where it is older than a level.
+
+    Builds are read from the row, or stand for those of its date.
+    """
+    engine = row["engine"]
+    if engine != "llama_cpp":
+        return engine
+    stated = BUILD.search(row["engine_version"])
+    if stated:
+        return f"{engine} b{stated[1] or stated[2]}"
+    build = next((build for day, build in BUILDS_BEFORE if row["date"] < day), None)
+    return f"{engine} {build}" if build else engine
 
 
 def layout_of(row: Row) -> JsonObject:
@@ -508,7 +540,7 @@ def inference_request(row: Row) -> JsonObject:
             "output_tokens": max(2, int(number(row, "output_len", usual))),
         },
         "strategy": {**plain, **layout_of(row)},
-        "engine": row["engine"],
+        "engine": engine_of(row),
     }
 
 
@@ -526,10 +558,9 @@ def speed_rows() -> Iterator[Row]:
     memory, throttled links, CPU runs with too few threads to saturate memory, and runs on the
     cores of a chip whose GPU the row names.
     """
-    for row in table(TABLE):
+    covered = (row for row in table(TABLE) if row["model"] not in COVERED_SINCE_THE_FIT)
+    for row in (*covered, *table(OWNED)):
         if row["metric"] not in SPEEDS or not format_of(row) or _is_starved(row):
-            continue
-        if row["model"] in COVERED_SINCE_THE_FIT:
             continue
         odd = ("SUSPECT" in row["notes"], "speculative" in row["mode"], "beams=4" in row["mode"])
         throttled = "Raspberry" in row["notes"] or "experts" in row["weight_dtype"]

@@ -174,7 +174,7 @@ Case = TypeVar("Case", MemoryCase, StepCase)
 FactorsOf = Callable[[str, str], Columns]
 VERSION = "factors-2"
 MEMORY_INPUTS = ("memory", "memory_fit")
-INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other")
+INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other", "inference_owned")
 COVERED = 0.8
 MIN_ROWS = 10
 

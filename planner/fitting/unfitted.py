@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from planner.fitting.evidence import Row, number, serving_request, table, training_request
+from planner.catalog.devices import get_device
+from planner.fitting.evidence import (
+    Row,
+    inference_request,
+    number,
+    serving_request,
+    table,
+    training_request,
+)
 from planner.fitting.published_speeds import summary
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -14,12 +22,17 @@ from planner.workload.under_load import estimate_request
 
 WORDS = """## Rows that no factor was fitted on
 
-Two collections of measurements that take part in no fit: a third of the serving rows of vLLM and
+Three collections of measurements that take part in no fit: a third of the serving rows of vLLM and
 TensorRT-LLM that InferenceX published (`planner/validation/unfitted_serving.csv`; whole sweeps, by
-a checksum of their names), and training by tools of which the fits have no row
-(`planner/validation/unfitted_training.csv`). They were not shut away: that vLLM keeps an 8-bit
-cache on Blackwell was taken from InferenceX's launch scripts, what torchtitan recomputes and how
-peft widens weights from their sources, after a look at how far off these rows were. The other two
+a checksum of their names), single streams on hardware that people own, of four of eleven sources
+chosen by a checksum of their names (`planner/validation/unfitted_streams.csv`; the others are in
+`inference_owned.csv`, and fitted), and training by tools of which the fits have no row
+(`planner/validation/unfitted_training.csv`). A question of the streams is the median over back
+ends and runs; those whose answers differ more than twice are left out. The rows were not shut
+away: that vLLM keeps an 8-bit cache on Blackwell was taken from InferenceX's launch scripts, what
+torchtitan recomputes and how peft widens weights from their sources, and that engines read prompts
+on a chip as others do, where nobody measured it, was kept, after a look at how far off these rows
+were; of Strix Halo the fit has other runs by one of the four authors. The other two
 thirds of InferenceX's rows are fitted (`serving_inferencex.csv`). What they say of models that
 nobody fitted is said by fits that leave one of the three models out, of all 464 rows that can be
 asked: time to first token 29.4 % off in the mean and 23.0 % in the median, time per output token
@@ -60,6 +73,14 @@ def _serving(row: Row) -> tuple[JsonObject, dict[str, float]]:
     return request, {name: number(row, column) / 1e3 for name, column in milliseconds.items()}
 
 
+def _stream(row: Row) -> tuple[JsonObject, dict[str, float]]:
+    return inference_request(row), {row["metric"]: number(row, "value")}
+
+
+def _stream_group(row: Row) -> str:
+    return f"{row['engine']} on {get_device(row['gpu_slug']).family}"
+
+
 def _training(row: Row) -> tuple[JsonObject, dict[str, float]]:
     measured = {name: number(row, name) for name in ("step_seconds", "peak_memory_bytes")}
     return training_request(row), measured
@@ -68,12 +89,15 @@ def _training(row: Row) -> tuple[JsonObject, dict[str, float]]:
 FIGURES = {
     "ttft_seconds": "Time to first token",
     "tpot_seconds": "Time per output token",
+    "decode_tokens_per_second": "Decode of one stream",
+    "prefill_tokens_per_second": "Prefill of one stream",
     "step_seconds": "Training step",
     "peak_memory_bytes": "Training peak",
 }
 Reader = Callable[[Row], tuple[JsonObject, dict[str, float]]]
 READERS: dict[str, tuple[Reader, Callable[[Row], str]]] = {
     "unfitted_serving": (_serving, lambda row: f"{row['engine']} on {row['gpu_slug']}"),
+    "unfitted_streams": (_stream, _stream_group),
     "unfitted_training": (_training, lambda row: row["engine"]),
 }
 

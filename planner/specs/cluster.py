@@ -36,6 +36,8 @@ FAMILIES = (
     ("arc", ("arc",)),
     ("apple", ("apple",)),
 )
+# Families of one instruction set, whose kernels are compiled from the same code.
+KERNELS = {"strix": "rdna"}
 # The devices of a cluster are listed one by one; ten times the largest clusters known in 2025.
 MAX_DEVICES = 2_000_000
 # CUDA compute capability by family, else by chip; source: developer.nvidia.com/cuda-gpus.
@@ -135,6 +137,17 @@ class DeviceSpec(SparseSpec):
         """
         named = _named_family_of(self.id)
         return named or (self.kind if self.kind == "cpu" else self.architecture)
+
+    @property
+    def kernels(self) -> str:
+        """Return the chips whose kernels are alike: NVIDIA's discrete GPUs, RDNA, else the family.
+
+        >>> DeviceSpec(id="strix-halo-395", kind="uma", memory_bytes=1,
+        ...            memory_bandwidth_bytes_per_second=1).kernels
+        'rdna'
+        """
+        is_discrete = self.kind == "gpu" and (self.vendor or "NVIDIA").upper() == "NVIDIA"
+        return "gpu" if is_discrete else KERNELS.get(self.family, self.family)
 
     @property
     def compute_capability(self) -> float | None:

@@ -507,16 +507,17 @@ def host_overhead_seconds(run: Operation) -> tuple[float, float]:
     """Return the host seconds of a pass: kernel launches, and the scheduling of its steps."""
     engine = run.setting.engine
     unpacking = engine.dequantise_ops.get(run.setting.weight_dtype, 0.0)
+    share = _issued_share(run)
     issue = run.ledger.term(
         overhead_seconds,
         run.line("Kernel launches", "issue", "overhead"),
         num_layers=run.setting.model.num_hidden_layers,
         ops_per_layer=engine.ops_per_layer + LINEARS_PER_LAYER * unpacking,
-        op_overhead_s=run.rates.op_overhead_s,
-        layer_overhead_s=engine.layer_overhead_s,
+        op_overhead_s=run.rates.op_overhead_s * share,
+        layer_overhead_s=engine.layer_overhead_s * share,
         passes=run.work.steps,
     )
-    issue += _extra_launches(run)
+    issue += _extra_launches(run, share)
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
     scheduling = run.ledger.term(
@@ -533,7 +534,18 @@ def host_overhead_seconds(run: Operation) -> tuple[float, float]:
     )
 
 
-def _extra_launches(run: Operation) -> float:
+def _issued_share(run: Operation) -> float:
+    """Return the share of a step's launches that remain where a recorded step is replayed.
+
+    Engines that record steps of one token alone issue those of a batch one by one.
+    """
+    setting = run.setting
+    if run.work.group != "decode" or not setting.replays_single_steps:
+        return 1.0
+    return where(run.work.sequences <= 1, setting.replayed_share, 1.0)
+
+
+def _extra_launches(run: Operation, share: float) -> float:
     """Return the seconds of the launches of operators beyond those of a dense layer."""
     engine = run.setting.engine
     further = further_operators(run.setting.model)
@@ -544,8 +556,8 @@ def _extra_launches(run: Operation) -> float:
         run.line("Further kernel launches", "further", "overhead"),
         num_layers=further / LAYER_OPERATORS,
         ops_per_layer=engine.ops_per_layer,
-        op_overhead_s=run.rates.op_overhead_s,
-        layer_overhead_s=engine.layer_overhead_s,
+        op_overhead_s=run.rates.op_overhead_s * share,
+        layer_overhead_s=engine.layer_overhead_s * share,
         passes=run.work.steps,
     )
 

@@ -141,7 +141,7 @@ class Confidence:
     time_spread: float
     memory_spread: float
     serving_spreads: Mapping[str, float] = field(default_factory=dict)
-    lone_spreads: Mapping[str, float] = field(default_factory=dict)
+    pass_spreads: Mapping[str, float] = field(default_factory=dict)
 
     def interval(self, value: float, spread: float) -> Interval:
         """Return the 80 % interval of a figure whose log error has this spread."""
@@ -166,19 +166,25 @@ def confidence_of(setting: Setting, phases: Phases | None = None) -> Confidence:
         time_spread=times * widening,
         memory_spread=_memory_spread(setting, error_class) * widening,
         serving_spreads={} if of_this_host else _serving_spreads(setting, widening),
-        lone_spreads={} if of_this_host else _lone_spreads(setting, widening),
+        pass_spreads={} if of_this_host else _pass_spreads(setting, widening),
     )
 
 
-def _lone_spreads(setting: Setting, widening: float) -> dict[str, float]:
-    """Return the log spreads of passes that one source measured on one device.
+def _pass_spreads(setting: Setting, widening: float) -> dict[str, float]:
+    """Return the log spreads of each pass of single streams.
 
-    They are the errors of single streams in sources that no fit has seen.
+    Those that one source measured on one device are as wide as single streams are off in sources
+    that no fit has seen.
     """
     if not isinstance(setting.workload, GenerateWorkload | ServeWorkload):
         return {}
-    spread = setting.engine.lone_stream_spread * widening
-    return {name: spread for group in setting.lone_streams for name in FIELDS_OF_PASS[group]}
+    lone = dict.fromkeys(setting.lone_streams, setting.engine.lone_stream_spread)
+    known = setting.stream_spreads if setting.keeps_published_factors else {}
+    return {
+        name: max(lone.get(group, 0.0), known.get(group, 0.0)) * widening
+        for group, names in FIELDS_OF_PASS.items()
+        for name in names
+    }
 
 
 def _serving_spreads(setting: Setting, widening: float) -> dict[str, float]:
@@ -225,9 +231,9 @@ def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     if training and setting.engine.step_spreads:
         in_fit = setting.device.architecture in setting.engine.trained_on
         return _held_out_spread(setting.engine.step_spreads, seen=in_fit)
-    spread = setting.engine.stream_spread
-    if not training and spread is not None and setting.keeps_published_factors:
-        return spread
+    spreads = setting.stream_spreads
+    if not training and "decode" in spreads and setting.keeps_published_factors:
+        return spreads["decode"]
     return TIME_SPREAD[error_class]
 
 
@@ -264,7 +270,7 @@ def _residual(factors: Sequence[CalibrationFactor | None]) -> float:
 
 def _spread_of(name: str, confidence: Confidence, *, queued: bool) -> float:
     fitted = confidence.serving_spreads.get(name)
-    least = confidence.lone_spreads.get(name, 0.0)
+    least = confidence.pass_spreads.get(name, 0.0)
     if fitted is not None and queued:
         return max(fitted, least)
     if name != "ttft_seconds" or not queued:

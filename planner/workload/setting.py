@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar, cast
 
-from planner.catalog.engines import Engine, sources
+from planner.catalog.engines import Engine, release_number, sources
 from planner.catalog.gguf import PackedFormat, packed_format
 from planner.cost.column import single
 from planner.cost.communication import StageShare, stage_shares
@@ -194,6 +194,7 @@ def _issue_seconds(engine: Engine, device: DeviceSpec) -> float:
 
 ANYWHERE = "any"
 RELEASE = "@"
+LEAST_BUILD = 1000
 # Parts without fitted factors use the factor of the most similar part.
 SHOWN_BY = {"experts": "linear", "further": "issue"}
 
@@ -205,6 +206,18 @@ def release_key(place: str, release: str) -> str:
     '32x4096x0/hopper@1.0.0rc3'
     """
     return f"{place}{RELEASE}{release}"
+
+
+def stream_level(since: int | None, release: str) -> str:
+    """Return the level of a release before the one since which kernels are as now, else nothing.
+
+    Levels are numbers of builds; a front end's own releases, such as 0.12, are none.
+
+    >>> stream_level(6700, "b6119"), stream_level(6700, "b9187"), stream_level(6700, "")
+    ('6700', '', '')
+    """
+    number = next(iter(release_number(release)), 0)
+    return str(since) if since and LEAST_BUILD <= number < since else ""
 
 
 @dataclass(frozen=True)
@@ -581,20 +594,45 @@ class Setting:
     @cached_property
     def _single_stream_factors(self) -> dict[str, float]:
         """Return single-stream factors; none on a measured processor or a generic server."""
-        engine, device = self.engine, self.device
+        engine, device, factors = self.engine, self.device, self.engine.stream_factors
         serves = engine.is_generic and isinstance(self.workload, ServeWorkload)
         if serves or not self.keeps_published_factors:
             return {}
-        return engine.stream_factors.get(device.family) or engine.stream_factors.get(
-            device.kind, {}
-        )
+        places = (device.family, device.kernels, device.kind)
+        level = self.stream_level
+        names = (*(release_key(place, level) for place in places if level), *places)
+        return next((factors[name] for name in names if name in factors), {})
+
+    @property
+    def stream_level(self) -> str:
+        """Return the level of the engine's release on these chips, empty for the newest."""
+        since = self.engine.stream_levels.get(self.device.kernels)
+        return stream_level(since, self.engine.release)
+
+    @property
+    def stream_spreads(self) -> Mapping[str, float]:
+        """Return the log spreads of single streams on these chips, by pass."""
+        spreads = self.engine.stream_spreads
+        return spreads.get(self.device.kernels) or spreads.get(self.device.kind, {})
+
+    @property
+    def replays_single_steps(self) -> bool:
+        """Return whether decode steps of one sequence replay a recorded CUDA graph."""
+        least = self.engine.replays_single_steps_from
+        return least is not None and (self.device.compute_capability or 0.0) >= least
+
+    @property
+    def replayed_share(self) -> float:
+        """Return the share of the launches of a step that are left when it is replayed."""
+        return self._single_stream_factors.get("decode_replay", 1.0)
 
     @cached_property
     def lone_streams(self) -> tuple[str, ...]:
         """Return the passes that one source measured on one device, at this width of weights."""
         if self.is_measured or not self._single_stream_factors:
             return ()
-        support, width = self.engine.stream_support.get(self.device.kind, {}), width_of(self)
+        by_chips, width = self.engine.stream_support, width_of(self)
+        support = by_chips.get(self.device.kernels) or by_chips.get(self.device.kind, {})
         passes = ("prefill", "decode")
         return tuple(name for name in passes if support.get(f"{name}_{width}") == LONE)
 
@@ -616,9 +654,10 @@ class Setting:
         Kernels for 8-bit and 4-bit weights reach a different share of the bandwidth.
         """
         family = self._single_stream_factors
-        part = part.replace("_experts", "_linear")  # the same kernels read both
-        narrow = family.get(f"{part}_{width_of(self)}", 1.0)
-        return family.get(part, 1.0) * narrow
+        dense = part.replace("_experts", "_linear")
+        narrow = family.get(f"{dense}_{width_of(self)}", 1.0)
+        beside = family.get(part, 1.0) if part != dense else 1.0
+        return family.get(dense, 1.0) * narrow * beside
 
     @cached_property
     def pair(self) -> str:

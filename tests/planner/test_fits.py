@@ -253,16 +253,20 @@ def stream_of(
         source=place.get("source", "a"),
         device=place.get("device", "d"),
         family=family,
+        kernels="gpu",
         kind="gpu",
+        level="",
         group="decode",
         width=width,
         linear_s=linear,
+        experts_s=0.0,
         attention_s=attention,
-        issue_s=0.0,
+        issue_s=place.get("issue", 0.0),
         scores_s=0.0,
         power_s=0.0,
         rest_s=1e-4,
         runs_ahead=False,
+        is_replayed=place.get("is_replayed", False),
         measured_s=truth,
     )
 
@@ -304,6 +308,18 @@ def test_a_fit_finds_what_products_and_caches_of_a_stream_reach():
         ]
         found = dict(zip(STREAM_PARTS, fit_streams([*wide, *narrow]), strict=True))
         assert found["linear_8bit"] == pytest.approx(expected, rel=0.05), places
+
+    # Replayed steps tell what is left of the launches, and leave those of other steps alone.
+    launched = [
+        stream_of(
+            s, 0.0, issue=0.003, is_replayed=replays, measured=1.5 * s + 0.006 * share + 1e-4
+        )
+        for s in seconds
+        for replays, share in ((False, 1.0), (True, 0.25))
+    ]
+    found = dict(zip(STREAM_PARTS, fit_streams(launched), strict=True))
+    assert found["issue"] == pytest.approx(2.0, rel=0.05)
+    assert found["replay"] == pytest.approx(0.25, rel=0.1)
 
     # An engine that no stream is of takes what all have in common.
     target = stream_of(0.01, 0.01, engine="unheard of")

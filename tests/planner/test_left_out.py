@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from planner.__main__ import main
 from planner.fitting.accuracy import HEIGHT, WIDTH, bounds, picture, share, ticks
-from planner.fitting.decode_fitting import StreamCase
+from planner.fitting.decode_fitting import COVERED, StreamCase
 from planner.fitting.decode_fitting import left_out as left_out_streams
 from planner.fitting.decode_fitting import spread_of as spread_of_errors
 from planner.fitting.evidence import round_factor, table
@@ -346,16 +346,20 @@ def stream_of(device, linear, factor):
         source="a",
         device=device,
         family="hopper",
+        kernels="gpu",
         kind="gpu",
+        level="",
         group="decode",
         width="wide",
         linear_s=linear,
+        experts_s=0.0,
         attention_s=0.0,
         issue_s=0.0,
         scores_s=0.0,
         power_s=0.0,
         rest_s=1e-4,
         runs_ahead=False,
+        is_replayed=False,
         measured_s=factor * linear,
     )
 
@@ -547,7 +551,20 @@ def test_training_serving_and_streams_know_one_spread(ratios):
     errors = [ratio - 1 for ratio in ratios]
     expected = spread_of([off_by(ratio) for ratio in ratios])
     assert interval_spread(np.array(errors)) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert spread_of_errors(errors) == pytest.approx(expected, rel=1e-2, abs=1e-6)
+
+    # Streams weigh rows by their sources; those of one source weigh the same.
+    found = spread_of_errors([(stream_of("x", 0.01, 1.0), error) for error in errors])
+    distances = np.abs(np.log(ratios)) / Z_80
+    low, high = (np.quantile(distances, COVERED, method=side) for side in ("lower", "higher"))
+    assert low * (1 - 1e-3) <= found <= high * (1 + 1e-3)
+
+
+def test_a_source_of_many_rows_sets_the_width_of_streams_less_than_by_its_rows():
+    small = [(replace(stream_of("x", 0.01, 1.0), source=name), 1.0) for name in "bcd"]
+    large = [(stream_of("x", 0.01, 1.0), 0.1)] * 20
+    assert spread_of_errors(large) < spread_of_errors([*large, *small])
+    by_rows = np.quantile([0.1] * 20 + [1.0] * 3, COVERED)
+    assert by_rows == pytest.approx(0.1)
 
 
 def test_a_width_is_of_ten_rows_of_its_own_or_of_all():

@@ -29,6 +29,7 @@ from planner.fitting.decode_fitting import (
 from planner.fitting.evidence import (
     ENOUGH_THREADS,
     PREFILL,
+    engine_of,
     format_of,
     inference_request,
     model_named,
@@ -48,8 +49,8 @@ def rows_of(source):
     return [row for row in speed_rows() if row["source_id"] == source]
 
 
-def cases_of(engine, group="decode", kind="gpu"):
-    return [case for case in stream_cases() if case.place == (engine, group, kind)]
+def cases_of(engine, group="decode", kernels="gpu"):
+    return [case for case in stream_cases() if case.place == (engine, group, kernels)]
 
 
 def streaming(device, engine="llama_cpp", quantization="gguf:q4_k_m", model=LLAMA_8B, **fields):
@@ -73,6 +74,9 @@ def test_names_are_read_from_the_sources_spelling_and_shared_cards_are_a_pipelin
         ("exl2 4.25 bpw", {"quantization": "exl2:4.25"}),
         ("fp16", {"weight_dtype": "fp16"}),
         ("quip# 2-bit", {"quantization": "quip:2.0"}),
+        ("mlx q4", {"weight_dtype": "int4", "group_size": 64}),
+        ("mlx q6", {"quantization": "gguf:6.5"}),
+        ("mlx q5 g32", {"quantization": "gguf:6"}),
         ("gguf mix, file 307.20 GiB", {}),
     ):
         assert format_of({"weight_dtype": written}) == expected, (written, expected)
@@ -85,6 +89,19 @@ def test_names_are_read_from_the_sources_spelling_and_shared_cards_are_a_pipelin
     row = next(row for row in rows_of("xdai-llamacpp-2024-05") if row["num_gpus"] == "4")
     assert inference_request(row)["strategy"]["pipeline_parallel_size"] == 4
     assert not any("SUSPECT" in row["notes"] for row in speed_rows())
+
+
+def test_a_row_of_llama_cpp_is_asked_with_its_build_or_with_that_of_its_day():
+    for version, date, expected in (
+        ("b9187 (0253fb21f)", "2026-05-16", "llama_cpp b9187"),
+        ("858f6b73 (2797)", "2024-05", "llama_cpp b2797"),
+        ("May 2024 (no flash attention flag)", "2024-05", "llama_cpp b2800"),
+        ("before #14903", "2025-08", "llama_cpp b6000"),
+        ("", "2026-07", "llama_cpp"),
+    ):
+        row = {"engine": "llama_cpp", "engine_version": version, "date": date}
+        assert engine_of(row) == expected, version
+    assert engine_of({"engine": "ollama/llama_cpp"}) == "ollama/llama_cpp"
 
 
 def test_starved_runs_teach_nothing():
@@ -182,14 +199,17 @@ def test_decode_of_llama_cpp_is_within_a_tenth_for_a_card_left_out_too():
         assert np.median(np.abs(errors)) < 0.12, card
 
     cases = [case for case in stream_cases() if case.engine == "gpt_fast"]
-    kept = data_json("factors.json")["engines"]["gpt_fast"]["stream_factors"]
-    assert kept == engine_factors(cases)
+    fitted = data_json("factors.json")["engines"]
+    kept, common = (fitted[name]["stream_factors"] for name in ("gpt_fast", "common_serving"))
+    assert kept == engine_factors(cases, common)
 
 
 def test_cards_families_and_aliases_take_what_was_measured_on_their_like():
     factors = engine_factors([case for case in stream_cases() if case.engine == "llama_cpp"])
     assert factors["turing"]["prefill_linear"] == factors["gpu"]["prefill_linear"]
-    assert spread_of([0.0] * 8 + [1.0] * 2) < spread_of([0.0] * 5 + [1.0] * 5)
+    case = cases_of("llama_cpp")[0]
+    few, many = ([(case, float(index >= good)) for index in range(10)] for good in (8, 5))
+    assert spread_of(few) < spread_of(many)
     assert get_engine("ollama/llama_cpp", "gpu") == get_engine("llama_cpp", "gpu")
 
     for device, family in (
@@ -199,11 +219,68 @@ def test_cards_families_and_aliases_take_what_was_measured_on_their_like():
         ("mi300x", "cdna"),
     ):  # fmt: skip
         assert get_device(device).family == family, (device, family)
+    for device, kernels in (
+        ("rtx-4090", "gpu"), ("h100-sxm-80gb", "gpu"), ("gb10-dgx-spark", "gb10"), ("arc-b580", "arc"),
+        ("strix-halo-395", "rdna"), ("rx-7900-xtx", "rdna"), ("apple-m3-max", "apple"),
+    ):  # fmt: skip
+        assert get_device(device).kernels == kernels, (device, kernels)
 
     cards = {name: get_device(name).halves_wide_sums for name in ("rtx-4090", "rtx-6000-ada")}
     assert cards == {"rtx-4090": True, "rtx-6000-ada": False}
     # A P40 computes 64 times slower in fp16 than in fp32: kernels take the wide units.
     assert streaming("p40").prefill_tokens_per_second > 200
+
+
+def test_chips_of_other_kernels_share_no_factor():
+    cases = [case for case in stream_cases() if case.engine == "llama_cpp"]
+    for kernels in ("apple", "rdna", "gb10", "cpu"):
+        target = next(case for case in cases if case.kernels == kernels)
+        alone = [case for case in cases if case.kernels == kernels]
+        assert np.array_equal(fit_target_chip(cases, target), fit_target_chip(alone, target))
+
+    fitted = data_json("factors.json")["engines"]
+    for engine, fields in fitted.items():
+        places = fields.get("stream_factors", {}).keys() & {"apple", "rdna", "gb10"}
+        assert "uma" not in places or len(places) > 1, engine  # one of them speaks for itself
+
+
+def test_a_batch_is_issued_as_ever_and_one_stream_replays_what_was_recorded():
+    two = {"device": "h100-sxm-80gb", "devices": 2}
+    layout = {"pipeline_parallel_size": 2, "data_parallel_size": 1}
+
+    def rate(engine, batch_size):
+        workload = {**STREAM, "batch_size": batch_size}
+        answer = ask(engine=engine, workload=workload, strategy=layout, model=LLAMA_8B, **two)
+        return answer.performance.decode_tokens_per_second
+
+    assert rate("llama_cpp", 16) == rate("llama_cpp b2700", 16)
+    assert rate("llama_cpp", 1) > 1.1 * rate("llama_cpp b2700", 1)
+    assert rate("ollama 0.32.1", 1) == rate("llama_cpp", 1)  # a front end's numbers are its own
+    for device, build, replays in (("t4", "b6000", False), ("t4", "", True), ("p40", "", False)):
+        times = [streaming(device, f"llama_cpp {each}").tpot_seconds for each in (build, "b2700")]
+        assert (times[0] < 0.99 * times[1]) == replays, (device, build)
+
+    # Rows of single streams that replay say next to nothing of steps that do not.
+    cases = cases_of("llama_cpp")
+    eager = [case for case in cases if not case.is_replayed]
+    assert len(cases) - len(eager) > 150
+    for family in ("hopper", "ampere", "ada", "ampere-graphics"):
+        for width, most in (("wide", 0.05), ("4bit", 0.08)):
+            case = next(c for c in eager if (c.family, c.width) == (family, width))
+            before = case.seconds(fit_target_chip(eager, case))
+            assert case.seconds(fitted_here(case)) == pytest.approx(before, rel=most), family
+
+
+def test_a_release_before_the_present_kernels_has_factors_of_its_own():
+    def prefill(engine):
+        return streaming("strix-halo-395", engine=engine).prefill_tokens_per_second
+
+    assert prefill("llama_cpp b6400") < 0.9 * prefill("llama_cpp b9187")
+    assert prefill("llama_cpp") == prefill("llama_cpp b9187")
+    engines = {
+        name: get_engine(f"llama_cpp {name}", "gpu") for name in ("b2700", "b6000", "b9187")
+    }
+    assert [engine.score_bytes for engine in engines.values()] == [16, 16, 0]
 
 
 def test_a_gpu_measured_as_healthy_streams_as_published_and_a_slower_one_in_proportion():
@@ -244,6 +321,9 @@ def test_long_prompts_keep_every_stage_busy_and_a_short_one_visits_them_in_turn(
 
 
 PROMPT = {"kind": "generate", "batch_size": 1, "input_tokens": 4096, "output_tokens": 16}
+
+
+WRITES_SCORES = "llama_cpp b2800"
 
 
 def asked(device="rtx-6000-ada", engine="llama_cpp", **fields):
@@ -299,15 +379,15 @@ def test_a_measured_card_or_one_without_a_published_limit_is_not_held_back():
 def test_scores_that_are_written_grow_with_the_square_of_the_prompt_in_unfused_prefill():
     seconds = []
     for tokens in (2048, 4096):
-        request = {**asked(), "workload": {**PROMPT, "input_tokens": tokens}}
+        request = {**asked(engine=WRITES_SCORES), "workload": {**PROMPT, "input_tokens": tokens}}
         setting, ledger = resolve(EstimateRequest.model_validate(request)), Ledger()
         generate(setting, setting.workload, ledger)
         seconds.append(ledger.value_of("prefill", "scores"))
 
     assert seconds[1] / seconds[0] == pytest.approx(4, rel=1e-3)
     assert ("prefill", "scores") not in recorded(engine="exllamav2")
-    assert get_engine("llama_cpp", "gpu").score_bytes == 16
-    assert ("decode", "scores") not in recorded()
+    assert ("prefill", "scores") not in recorded()
+    assert ("decode", "scores") not in recorded(engine=WRITES_SCORES)
 
 
 def test_long_prompts_lose_more_speed_where_scores_are_written():
@@ -315,7 +395,7 @@ def test_long_prompts_lose_more_speed_where_scores_are_written():
     for tokens in (512, 8192):
         found = ask(
             device="a100-pcie-80gb",
-            engine="llama_cpp",
+            engine=WRITES_SCORES,
             workload={**PROMPT, "input_tokens": tokens},
         )
         losses.append(found.performance.prefill_tokens_per_second)
@@ -360,7 +440,7 @@ def test_families_and_engines_without_rows_stay_near_what_all_have_in_common():
     assert FAMILY_STIFFNESS["prefill"] > 1
     assert moved(fit_family(cases, "prefill", ones)) <= moved(fit_streams(cases, ones)) + 1e-9
 
-    cases = [c for c in stream_cases() if c.kind == "uma" and c.group == "decode"]
+    cases = [c for c in stream_cases() if c.kernels == "apple" and c.group == "decode"]
     target = replace(cases[0], engine="nobody's", family="nobody's")
     assert fit_target_chip(cases, target) == pytest.approx(fit_streams(cases))
     kept = data_json("factors.json")["engines"]["common_serving"]["stream_factors"]
