@@ -7,7 +7,7 @@ https://huggingface.co/docs/trl/dataset_formats.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runners.datasets.text import TextError, read_json, storable
@@ -30,10 +30,12 @@ REFUSED: dict[str, str] = {  # fields that change what is learnt, and the way ou
     ),
     "functions": "write the functions as “tools”",
     "function_call": "write the call as “tool_calls”",
-    "chosen": "no job trains on preferences; write the chosen answer as the only one",
-    "rejected": "no job trains on preferences; write the chosen answer as the only one",
-    "preferred_output": "no job trains on preferences; write it as the last of “messages”",
-    "non_preferred_output": "no job trains on preferences; leave it out",
+    **dict.fromkeys(
+        ("chosen", "rejected"),
+        "a preference has “chosen” and “rejected”; give both, or leave it out to learn the rest",
+    ),
+    "preferred_output": "write it as “chosen”, and the other one as “rejected”",
+    "non_preferred_output": "write it as “rejected”, and the other one as “chosen”",
     "completions": "a record has one “completion”; write one record for each",
 }
 NOTHING: tuple[object, ...] = (None, "", [], {})  # values of a field that change nothing
@@ -123,9 +125,7 @@ def read_conversation(
             f"“{field}” is not a list of messages with “role” and “content”; its fields are "
             f"{listed}"
         )
-    unread: set[str] = set()
-    turns = [_turn(number, each, unread) for number, each in enumerate(messages, 1)]
-    left_out.update(f"{field}.{name}" for name in unread)
+    turns = turns_of(messages, left_out, field)
     if not turns:
         return None
     if field == "messages" and not any(turn.role == "assistant" for turn in turns):
@@ -137,6 +137,18 @@ def read_conversation(
     if not any(turn.role == "assistant" and turn.is_learnt for turn in turns):
         return None
     return ChatSample(tuple(turns), _tools(document))
+
+
+def turns_of(messages: Sequence[object], left_out: set[str], field: str) -> list[Turn]:
+    """Return the turns of a record's ``field``; the names of what is not read go to ``left_out``.
+
+    Raises:
+        DataError: a message is none, or holds what would change what is learnt.
+    """
+    unread: set[str] = set()
+    turns = [_turn(number, each, unread) for number, each in enumerate(messages, 1)]
+    left_out.update(f"{field}.{name}" for name in unread)
+    return turns
 
 
 def _as_message(number: int, turn: dict[str, Any]) -> dict[str, Any]:

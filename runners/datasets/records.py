@@ -28,6 +28,16 @@ from runners.datasets.conversations import (
     with_messages,
 )
 from runners.datasets.parquet_process import UnreadableTableError, rows_in_subprocess
+from runners.datasets.preferences import (
+    Passage,
+    PreferenceSample,
+    RatedSample,
+    is_preference,
+    is_rated,
+    read_preference,
+    read_rated,
+    text_of,
+)
 from runners.datasets.text import (
     LongLineError,
     TextError,
@@ -38,9 +48,13 @@ from runners.datasets.text import (
 )
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
-Format = Literal["text", "chat", "sharegpt", "instruction", "completion", "classification"]
+Format = Literal[
+    "text", "chat", "sharegpt", "instruction", "completion", "classification", "preference", "kto"
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
+    "preference": ("chosen", "rejected"),
+    "kto": ("prompt", "completion", "label"),
     "chat": ("messages",),
     "sharegpt": ("conversations",),
     "instruction": ("instruction", "output"),
@@ -49,6 +63,8 @@ FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
     "text": ("text",),
 }
 READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format may hold besides
+    "preference": ("prompt", "system", "weight"),
+    "kto": ("system", "weight"),
     "chat": ("system", "tools", "weight"),
     "sharegpt": ("system", "tools", "weight"),
     "instruction": ("input", "system", "history", "weight"),
@@ -98,7 +114,12 @@ class LabelledSample(NamedTuple):
     label: str
 
 
-Sample = TextSample | CompletionSample | ChatSample | LabelledSample
+Sample = (
+    TextSample | CompletionSample | ChatSample | LabelledSample | PreferenceSample | RatedSample
+)
+COMPARED: frozenset[Format] = frozenset(
+    {"preference", "kto"}
+)  # that a next token is not learnt from
 
 
 class Record(NamedTuple):
@@ -161,7 +182,15 @@ def num_characters(sample: Sample) -> int:
     """Return the length of a sample in characters."""
     if isinstance(sample, ChatSample):
         return len(sample.tools) + sum(len(each.content + each.more) for each in sample.turns)
+    if isinstance(sample, PreferenceSample | RatedSample):
+        return sum(len(text_of(each)) for each in passages_of(sample).values())
     return sum(map(len, sample))
+
+
+def passages_of(sample: PreferenceSample | RatedSample) -> dict[str, Passage]:
+    """Return the prompt and answers of a comparison by their fields' names."""
+    fields = sample._asdict().items()
+    return {name: each for name, each in fields if isinstance(each, str | tuple)}
 
 
 class Reader:
@@ -385,7 +414,6 @@ class Reader:
             document = {name: _without_nulls(value) for name, value in document.items()}
         left_out: set[str] = set(self._unread_columns)
         try:
-            _refuse_preference(document)
             if self.format == "chat":
                 document = with_messages(document)
             _refuse(document, self.format, left_out)
@@ -398,7 +426,9 @@ class Reader:
 
     def _format_of(self, line: int, document: Mapping[str, Any], text: str) -> Format:
         for each, fields in FIELDS.items():
-            if all(field in document for field in fields):
+            is_certain = _CERTAIN.get(each)
+            has_fields = all(field in document for field in fields)
+            if has_fields and (is_certain is None or is_certain(document)):
                 is_chat = each == "completion" and isinstance(document["completion"], list)
                 return "chat" if is_chat else each
         for name, way_out in (REFUSED | {"conversation": OTHER_CHAT}).items():
@@ -476,15 +506,6 @@ def _refuse(document: Mapping[str, Any], form: Format, left_out: set[str]) -> No
         )
 
 
-def _refuse_preference(document: Mapping[str, Any]) -> None:
-    """Refuse a record of KTO, whose label is true or false."""
-    if "completion" in document and isinstance(document.get("label"), bool):
-        raise DataError(
-            "“label” says whether the completion is wanted, and no job trains on preferences; "
-            "leave out the records whose label is false, and the field"
-        )
-
-
 def _text(document: Mapping[str, Any], _left_out: set[str]) -> TextSample | None:
     text = string_of(document, "text")
     return TextSample(text) if text.strip() else None
@@ -533,7 +554,14 @@ def _labelled(document: Mapping[str, Any], _left_out: set[str]) -> LabelledSampl
     return LabelledSample(text, label) if text.strip() else None
 
 
+# Fields alone do not tell these: a null, or a class beside a completion.
+_CERTAIN: Mapping[Format, Callable[[Mapping[str, Any]], bool]] = {
+    "preference": is_preference,
+    "kto": is_rated,
+}
 _READERS: Mapping[Format, Callable[[Mapping[str, Any], set[str]], Sample | None]] = {
+    "preference": read_preference,
+    "kto": read_rated,
     "text": _text,
     "classification": _labelled,
     "completion": _completion,
@@ -643,6 +671,10 @@ def excerpt(sample: Sample) -> tuple[Part, ...]:
     if isinstance(sample, ChatSample):
         tools = [Part("tools", sample.tools)] if sample.tools else []
         parts = [*tools, *(_part_of(turn) for turn in sample.turns)]
+    elif isinstance(sample, PreferenceSample | RatedSample):
+        parts = [Part(name, text_of(each)) for name, each in passages_of(sample).items()]
+        if isinstance(sample, RatedSample):
+            parts.append(Part("label", "wanted" if sample.label else "not wanted"))
     elif isinstance(sample, CompletionSample):
         parts = [Part("prompt", sample.prompt), Part("completion", sample.completion)]
     elif isinstance(sample, LabelledSample):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +29,9 @@ from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, NamedAdapter
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.serve import NO_ADAPTER
+
+if TYPE_CHECKING:  # other jobs start faster without it
+    from peft import LoraConfig
 
 # ---------------------------------------------------------------------------
 # LoRA, QLoRA and DoRA adapters with peft: injection, saving in peft's format, merging.
@@ -62,20 +65,9 @@ class Lora:
         Raises:
             BadInputError: peft is not installed, or does not find such layers.
         """
-        try:
-            from peft import LoraConfig, get_peft_model
-        except ImportError as error:
-            msg = "adapters need peft on this host: pip install 'slipway[gpu]'"
-            raise BadInputError(msg) from error
+        config = lora_config(options)
+        from peft import get_peft_model
 
-        config = LoraConfig(
-            r=options.rank,
-            lora_alpha=options.alpha,
-            lora_dropout=options.dropout,
-            target_modules="all-linear" if options.targets == "all" else None,
-            task_type="CAUSAL_LM",
-            use_dora=options.is_dora,
-        )
         self._original = original
         try:
             self._tuned = get_peft_model(model, config)
@@ -85,6 +77,17 @@ class Lora:
                 f"{str(error)[:200]}; choose all"
             )
             raise BadInputError(msg) from error
+
+    @classmethod
+    def of(
+        cls,
+        tuned: Any,  # noqa: ANN401 - a model of peft
+        original: Callable[[], PreTrainedModel] | None = None,
+    ) -> "Lora":
+        """Return the adapter of a model that peft has wrapped already."""
+        lora = cls.__new__(cls)
+        lora._tuned, lora._original = tuned, original  # noqa: SLF001 - of this very class
+        return lora
 
     @property
     def num_parameters(self) -> int:
@@ -124,6 +127,27 @@ class Lora:
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [each for each in self._tuned.parameters() if each.requires_grad]
+
+
+def lora_config(options: LoraOptions, *, scores: bool = False) -> "LoraConfig":
+    """Return peft's configuration; ``scores``: of a model with one output, whose head is trained.
+
+    Raises:
+        BadInputError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        msg = "adapters need peft on this host: pip install 'slipway[gpu]'"
+        raise BadInputError(msg) from error
+    return LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules="all-linear" if options.targets == "all" else None,
+        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+        use_dora=options.is_dora,
+    )
 
 
 def name_of_base(base: FolderModel | ArtefactModel) -> str:

@@ -7,11 +7,15 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from runners.datasets.records import COMPARED
 from runners.jobspec.base import (
+    ArtefactModel,
     ComputeDtype,
     DataParallel,
     DemoModel,
+    FolderModel,
     HostText,
+    HubModel,
     LoraOptions,
     MixedData,
     ModelRef,
@@ -21,6 +25,17 @@ from runners.jobspec.base import (
     StoredModel,
     TextSamples,
     TrainData,
+    sources_of,
+)
+from runners.jobspec.objectives import (
+    OBJECTIVES,
+    OWN_TRAINER,
+    PREFERENCES,
+    TRL,
+    Objective,
+    ObjectiveName,
+    PreferenceLoss,
+    TrainEngine,
 )
 
 # Memory options of a training: recomputation, offload, optimiser.
@@ -361,7 +376,7 @@ LAYOUT_RULES: Mapping[str, LayoutRule] = {
     "compiled": LayoutRule(UNSHARDED, (False,)),
     "compute_dtype": LayoutRule(UNDIVIDED, ("fp32", "bf16", "fp16")),
     "attention": LayoutRule(UNDIVIDED, ("auto", "flash", "eager")),
-    "objective": LayoutRule(UNDIVIDED, ("next_token",)),
+    "objective": LayoutRule(UNDIVIDED, ("next_token", *PREFERENCES)),
 }
 
 
@@ -405,13 +420,22 @@ class TrainSpec(TrainingMemory):
     loss end the training. With ``keep_best`` the result has the weights with the lowest held-out
     loss, if it was measured during training. ``text_samples`` generates samples periodically.
     The objective ``classification`` trains an encoder on labelled texts, one per row; the host's
-    own are code passages labelled with their package.
+    own are code passages labelled with their package. With the engine ``trl`` Hugging Face's TRL
+    trains in its environment, on one device: supervised, or on comparisons of answers. There a
+    record is a row, the learning rate falls linearly, and without ``max_steps`` the training reads
+    its data once. ``beta``: how strongly answers are held to the reference model, of ORPO the
+    weight of the odds ratio; ``preference_loss``: DPO's; ``precompute_reference``: the reference
+    reads all records before the first step, and its weights are freed.
     Without ``keeps_model`` it measures speed and memory alone: it neither evaluates nor saves.
     """
 
     kind: Literal["train"] = "train"
     model: ModelRef = DemoModel()
-    objective: Literal["next_token", "classification"] = "next_token"
+    engine: TrainEngine = OWN_TRAINER
+    objective: ObjectiveName = "next_token"
+    beta: PositiveFloat = Field(default=0.1, le=100.0)
+    preference_loss: PreferenceLoss = "sigmoid"
+    precompute_reference: bool = False
     sequence_length: PositiveInt = 256
     length_schedule: LengthSchedule | None = Field(default=None, max_length=16)
     micro_batch_size: PositiveInt = 2  # in a short run many small steps beat few large ones
@@ -449,8 +473,20 @@ class TrainSpec(TrainingMemory):
         return chosen == "background" and self.optimizer_offload != "disk"
 
     @model_validator(mode="after")
+    def _has_a_trainer(self) -> Self:
+        if self.objective in PREFERENCES and self.engine != TRL:
+            raise ValueError(
+                f"objective {self.objective} is one of TRL's trainers, and engine is "
+                f"{self.engine}; choose engine {TRL}"
+            )
+        for why in _against_trl(self) if self.engine == TRL else _against_comparisons(self):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
     def _ends_some_time(self) -> Self:
-        if self.max_steps is None and self.time_budget_seconds is None:
+        is_endless = self.engine != TRL and self.max_steps is None
+        if is_endless and self.time_budget_seconds is None:
             msg = "training needs an end: give max_steps or time_budget_seconds, or both"
             raise ValueError(msg)
         self.check_fused(self.gradient_accumulation_steps, self.compute_dtype)
@@ -577,3 +613,83 @@ def _against_classification(spec: TrainSpec) -> Iterator[str]:
             yield f"and {name} is for models that predict text; leave it out"
     if isinstance(spec.data, MixedData):
         yield "and its classes come from one file; leave the other sources out"
+
+
+# Options of our own trainer, by the value that leaves them out.
+_OWN_OPTIONS: Mapping[str, object] = {
+    "length_schedule": None,
+    "activation_offload": "none",
+    "optimizer": "adamw",
+    "optimizer_offload": "none",
+    "on_spike": "stop",
+    "attention": "auto",
+    "compiled": False,
+    "quantized": None,
+    "early_stop_validations": None,
+    "text_samples": None,
+}
+
+_PLAIN_LOSS: Mapping[str, object] = {"preference_loss": "sigmoid", "precompute_reference": False}
+
+
+def _against_trl(spec: TrainSpec) -> Iterator[str]:
+    """Yield what of a spec TRL's trainers cannot do, with the way out."""
+    objective = OBJECTIVES.get(spec.objective)
+    if objective is None:
+        yield f"engine trl has no objective {spec.objective}; choose engine {OWN_TRAINER}"
+        return
+    for name, plain in _OWN_OPTIONS.items():
+        if getattr(spec, name) != plain:
+            yield f"{name} is an option of the engine {OWN_TRAINER}; leave it out with engine trl"
+    yield from _against_trl_as_trainer(spec)
+    yield from _against_loss(spec, objective)
+
+
+def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
+    """Yield the numbers, places and sources that TRL is not run with."""
+    if spec.activation_recomputation == "selective":
+        yield "activation_recomputation selective is not one of engine trl's; choose full or none"
+    if spec.compute_dtype == "fp8":
+        yield "compute_dtype fp8 is not one of engine trl's; choose bf16"
+    if spec.layout is not None and spec.layout.world_size > 1:
+        yield f"layout has {spec.layout.world_size} ranks, and engine trl trains on one device"
+    if not isinstance(spec.model, FolderModel | ArtefactModel | HubModel):
+        yield (
+            f"engine trl tunes trained weights, and a '{spec.model.source}' model has none; name "
+            "a folder, a repository, or the model of an earlier job"
+        )
+    if isinstance(spec.data, HostText | MixedData):
+        yield f"engine trl reads one file or data set, and data is '{spec.data.source}'; name one"
+
+
+def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:
+    """Yield the records and options that an objective does not have."""
+    form = None if isinstance(spec.data, HostText | MixedData) else spec.data.format
+    if form is not None and form not in objective.formats:
+        yield (
+            f"{objective.title} learns from records of {', '.join(objective.formats)}, and "
+            f"data.format is {form}; choose the objective of these records"
+        )
+    if spec.micro_batch_size < objective.least_batch:
+        yield (
+            f"{objective.title} compares the answers of a micro-batch, and micro_batch_size is "
+            f"{spec.micro_batch_size}; choose at least {objective.least_batch}"
+        )
+    for name in ("preference_loss", "precompute_reference"):
+        if name not in objective.options and getattr(spec, name) != _PLAIN_LOSS[name]:
+            yield f"{name} is no option of the objective {spec.objective}; leave it out"
+    if objective.scores and spec.lora is not None and spec.lora.base_dtype == "nf4":
+        yield "lora.base_dtype nf4 leaves a reward model no head to train; choose compute"
+    if objective.scores and spec.lora is not None and not spec.lora.is_merged:
+        yield "lora.is_merged is false, and the head of a reward model is none of an adapter's"
+
+
+def _against_comparisons(spec: TrainSpec) -> Iterator[str]:
+    """Yield which sources have comparisons, from which no next token is learnt."""
+    for source in sources_of(spec.data):
+        form = None if isinstance(source, HostText) else source.format
+        if form in COMPARED:
+            yield (
+                f"data.format is {form}, whose answers are compared; choose engine trl with the "
+                "objective dpo, kto, orpo or reward"
+            )

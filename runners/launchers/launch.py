@@ -34,6 +34,7 @@ from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
 from runners.jobspec.kinds import KINDS
+from runners.jobspec.objectives import OWN_TRAINER, TRL, TRL_ENVIRONMENT
 from runners.jobspec.references import Reference, hub_references, with_references
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
@@ -152,7 +153,7 @@ def interface_of(address: str) -> str:
 
 
 # ---------------------------------------------------------------------------
-# Maps a job to its environment: that of its serving engine or evaluation harness.
+# Maps a job to its environment: that of its serving engine, evaluation harness or trainer.
 # ---------------------------------------------------------------------------
 
 
@@ -165,6 +166,8 @@ def environment_of(spec: Mapping[str, Any]) -> str:
     """Return the environment of a job's document."""
     if spec.get("kind") == "evaluate" and spec.get("tasks"):
         return TASKS_ENVIRONMENT
+    if spec.get("kind") == "train" and spec.get("engine") == TRL:
+        return TRL_ENVIRONMENT
     engine = engine_of(spec)
     if engine is None:
         return MAIN
@@ -333,11 +336,12 @@ def gang_command(
     if request.gang is None:
         return argv, {}
     is_split = isinstance(spec, GenerateSpec) and spec.split is not None
-    if not (isinstance(spec, TrainSpec | GenerateSpec) and (is_split or spec.kind == "train")):
+    is_divided = isinstance(spec, TrainSpec) and spec.engine == OWN_TRAINER
+    if not (isinstance(spec, TrainSpec | GenerateSpec) and (is_split or is_divided)):
         raise LaunchRefusedError(
             Reason.VERSION_INCOMPATIBLE,
-            f"{spec.kind} runs on one device of one host; only training and split generation "
-            "run on several; launch it on one device",
+            f"{spec.kind} runs on one device of one host; only training by our own trainer and "
+            "split generation run on several; launch it on one device",
         )
     try:
         env = gang_env(request.gang)

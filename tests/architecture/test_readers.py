@@ -50,6 +50,10 @@ READERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/generate/placement.py": ("an opened folder", {"from_pretrained"}),
     "runners/jobs/generate/stage_model.py": ("an opened folder", {"from_pretrained"}),
     "runners/jobs/train/classifying.py": ("an opened folder", {"from_pretrained"}),
+    "runners/jobs/train/trl/job.py": (
+        "tokenizers of opened folders, and records that we wrote anew",
+        {"from_pretrained", "load_dataset"},
+    ),
 }
 
 OWN = "written by Slipway itself"
@@ -105,6 +109,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/train/evaluator.py": (OWN, {"json.loads", "load_file", "read_text"}),
     "runners/jobs/train/local_ranks.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/train/samples.py": (OWN, {"json.loads", "read_text"}),
+    "runners/jobs/train/trl/data.py": (OWN, {"json.loads"}),
     "runners/jobspec/base.py": (MESSAGE, {"json.loads"}),
     "runners/jobspec/call_parsers.py": (SHIPPED, {"tomllib.loads", "read_text"}),
     "runners/jobspec/engine_args.py": (

@@ -1,7 +1,18 @@
 """Run one training attempt."""
 
-from runners.jobs.runtime import run_job
-from runners.jobs.train.job import work
+from runners.jobs.runtime import Job, run_job
+from runners.jobspec import TrainSpec
+from runners.jobspec.objectives import TRL
+
+
+def work(job: Job) -> None:
+    """Train by the engine of the spec; TRL is in its own environment alone."""
+    if job.spec_of(TrainSpec).engine == TRL:
+        from runners.jobs.train.trl.job import work as train
+    else:
+        from runners.jobs.train.job import work as train
+    train(job)
+
 
 if __name__ == "__main__":
     run_job("train", work)

@@ -116,6 +116,7 @@ def _state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, 
 
 
 PREFIX = "step-"
+STATE_FILE = "state.json"
 FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
 
 
@@ -184,7 +185,7 @@ def write_checkpoint(folder: Path, saved: CheckpointContent) -> Path:
         for name in ("weights", "optimizer"):
             tensors = {key: each.contiguous() for key, each in getattr(saved, name).items()}
             save_file(tensors, building / FILES[name])
-        (building / "state.json").write_text(json.dumps(asdict(saved.state)))
+        (building / STATE_FILE).write_text(json.dumps(asdict(saved.state)))
 
     return publish_checkpoint(folder, saved.state.step, write)
 
@@ -235,7 +236,7 @@ def read_latest_state(folder: Path) -> TrainState | None:
 
 
 def _state_of(checkpoint: Path) -> TrainState:
-    return TrainState(**json.loads((checkpoint / "state.json").read_text()))
+    return TrainState(**json.loads((checkpoint / STATE_FILE).read_text()))
 
 
 def load_latest(

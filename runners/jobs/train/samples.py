@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from runners.datasets.conversations import PASSED_ON, ChatSample, DataError
+from runners.datasets.preferences import PreferenceSample, RatedSample
 from runners.datasets.records import (
     CompletionSample,
     Format,
@@ -82,8 +83,14 @@ class Renderer:
         """Return a sample's text; ``where`` names its file and line.
 
         Raises:
-            BadInputError: the chat template rejects the conversation.
+            BadInputError: the chat template rejects the conversation, or the record compares
+                answers.
         """
+        if isinstance(sample, PreferenceSample | RatedSample):
+            raise BadInputError(
+                f"{where}: its answers are compared, and no next token is learnt from them; "
+                "choose engine trl with the objective dpo, kto, orpo or reward"
+            )
         if isinstance(sample, ChatSample):
             return self._chat(sample, where)
         if isinstance(sample, CompletionSample):

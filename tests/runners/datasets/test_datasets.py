@@ -105,8 +105,8 @@ def test_what_is_wrong_with_a_first_record():
     for document, said in [
         ({"body": "x", "title": "y"}, "no known format.*its fields are body, title"),
         (
-            {"prompt": "q", "chosen": "a", "rejected": "b"},
-            "“chosen”: no job trains on preferences",
+            {"question": "q", "chosen": "a", "rejected": "b"},
+            "“question” stands beside “chosen”; write the prompt as “prompt”",
         ),
         ({"conversation": [{"from": "human", "value": "q"}]}, "“conversation”: write the turns"),
         ({"messages": "hi"}, "“messages” is not a list of .*; its fields are messages"),
@@ -168,6 +168,10 @@ def test_a_set_that_leaves_nothing_to_judge_by_is_refused():
 
 def chat(*messages, **fields):
     return {"messages": [{"role": "user", "content": "q"}, *messages], **fields}
+
+
+def user(content):
+    return {"role": "user", "content": content}
 
 
 def answer(content="a", **fields):
@@ -250,8 +254,13 @@ def test_a_field_that_changes_what_is_learnt_is_refused_by_its_name():
         ({**QUESTION, "history": [["a"]]}, "“history” 1 is not a pair"),
         ({**QUESTION, "system": ["a"]}, "“system” is not text but list"),
         ({**QUESTION, "weight": 0}, "“weight” of a record is 0"),
-        ({**QUESTION, "rejected": "Red."}, "“rejected”: no job trains on preferences"),
-        ({"prompt": "a", "completion": "b", "label": False}, "leave out the records whose label"),
+        ({**QUESTION, "rejected": "Red."}, "“rejected”: a preference has “chosen” and “rejected”"),
+        ({"prompt": [user("a")], "chosen": "b", "rejected": "c"}, "“prompt” is messages and “chosen” a text"),
+        ({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}, "are a text and messages"),
+        ({"chosen": [user("a"), answer()], "rejected": [user("b"), answer()]}, "begin with different messages"),
+        ({"prompt": "a", "chosen": [{"role": "bot", "content": "b"}], "rejected": [answer()]}, "“chosen”: message 1 has the role 'bot'"),
+        ({"prompt": "a", "chosen": 1, "rejected": "b"}, "“chosen” is not text but int"),
+        ({"prompt": 1, "completion": "b", "label": True}, "“prompt” is not text but int"),
         ({"text": "a", "image": {"path": "a.png"}}, "“image”: jobs train on text only"),
     ]:  # fmt: skip
         with pytest.raises(DataError) as refusal:

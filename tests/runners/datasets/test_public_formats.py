@@ -143,32 +143,13 @@ USED = {
     ),
 }  # fmt: skip
 
-PREFERENCE = "no job trains on preferences"
 # name: (source of the format, first record, what the refusal says)
 REFUSED = {
-    "DPO": (TRL, {"prompt": "q", "chosen": "a", "rejected": "b"}, f"“chosen”: {PREFERENCE}"),
-    "DPO as messages": (
-        TRL, {"prompt": turns("q"), "chosen": turns("", "a")[1:], "rejected": turns("", "b")[1:]},
-        f"“chosen”: {PREFERENCE}; write the chosen answer as the only one",
-    ),
-    "DPO without a prompt of its own": (
-        TRL, {"chosen": turns("q", "a"), "rejected": turns("q", "b")}, f"“chosen”: {PREFERENCE}",
-    ),
-    "DPO beside messages": (
-        HUB + "HuggingFaceH4/ultrafeedback_binarized",
-        {"prompt": "q", "messages": turns("q", "a"), "chosen": turns("q", "a"), "rejected": turns("q", "b")},
-        f"“chosen”: {PREFERENCE}",
-    ),
     "OpenAI's preferences": (
         "https://platform.openai.com/docs/guides/direct-preference-optimization",
         {"input": {"messages": turns("q")}, "preferred_output": turns("", "a")[1:],
          "non_preferred_output": turns("", "b")[1:]},
-        f"“preferred_output”: {PREFERENCE}; write it as the last of “messages”",
-    ),
-    "KTO": (TRL, {"prompt": "q", "completion": "a", "label": True}, "“label” says whether"),
-    "KTO as messages": (
-        TRL, {"prompt": turns("q"), "completion": turns("", "a")[1:], "label": False},
-        "“label” says whether the completion is wanted, and no job trains on preferences; leave",
+        "“preferred_output”: write it as “chosen”, and the other one as “rejected”",
     ),
     "steps with labels": (
         TRL, {"prompt": "q", "completions": ["a", "b"], "labels": [True, False]},

@@ -169,7 +169,12 @@ def test_every_shipped_file_says_what_it_is_for_and_pins_each_package_once():
         assert "GB" in pins.purpose or "MB" in pins.purpose, pins.name
         assert len(names) == len(set(names)) > 0, pins.name
         assert pins.size_bytes > 0, pins.name
-    assert {pins.name for pins in shipped if pins.is_tried} == {"llamacpp", "lm_eval", "vllm_cpu"}
+    assert {pins.name for pins in shipped if pins.is_tried} == {
+        "llamacpp",
+        "lm_eval",
+        "trl",
+        "vllm_cpu",
+    }
 
 
 def test_a_file_is_read_as_written_and_other_pins_have_another_digest(tmp_path):

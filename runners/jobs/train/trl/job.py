@@ -1,0 +1,409 @@
+"""A training by one of TRL's trainers, from records to the published model or adapter."""
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions untyped.
+import importlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from runners.jobs.adapters import Lora, lora_config, weights_digest
+from runners.jobs.energy import Work
+from runners.jobs.inputs import check_unchanged, digest_of_model
+from runners.jobs.loading import TORCH_DTYPES, load_folder, pick_device, ready, stored_quantisation
+from runners.jobs.memory import PeakMeter, map_large_blocks
+from runners.jobs.model_files import opened_model
+from runners.jobs.runtime import (
+    BadInputError,
+    Job,
+    card_text,
+    checkpoint_on_sigterm,
+    end_by_sigterm,
+    job_telemetry,
+    publish_model,
+    publish_report,
+    weight_file_bytes,
+)
+from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
+from runners.jobs.train.samples import set_default_template
+from runners.jobs.train.sources import open_source
+from runners.jobs.train.trl.data import DataReport, TrainingRecords, data_report, read_records
+from runners.jobs.train.trl.events import Course
+from runners.jobs.weights import first_line
+from runners.jobspec import (
+    ArtefactModel,
+    DownloadedData,
+    FileData,
+    FolderModel,
+    TrainSpec,
+    UploadedData,
+)
+from runners.jobspec.compress import TRAINING
+from runners.jobspec.objectives import OBJECTIVES, Objective
+
+DATA_REPORT = "data"  # the artefact with what became of the records
+
+
+@dataclass
+class Tuning:
+    """One training: TRL's trainer with what it reads, and its course."""
+
+    job: Job
+    spec: TrainSpec
+    objective: Objective
+    folder: Path  # of the model
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    records: TrainingRecords
+    course: Course
+    trainer: Any
+    report: DataReport
+    notes: dict[str, str]
+
+
+def work(job: Job) -> None:
+    """Run one attempt of a training by TRL."""
+    checkpoint_on_sigterm(job)
+    map_large_blocks()
+    spec = job.spec_of(TrainSpec)
+    with job_telemetry(job):
+        tuning = _prepare(job, spec)
+        job.emitter.phase(TRAINING)
+        last = [str(each) for each in checkpoints(job.checkpoint_dir)[-1:]]
+        tuning.trainer.train(resume_from_checkpoint=last[0] if last else None)
+        if tuning.course.is_stopped:
+            end_by_sigterm(job)
+            return
+        _finish(tuning)
+    shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
+
+
+def _prepare(job: Job, spec: TrainSpec) -> Tuning:
+    """Build everything that the training needs, after the records and the checkpoint are checked.
+
+    Raises:
+        BadInputError: a record, the model or what changed since the checkpoint.
+    """
+    objective = OBJECTIVES[spec.objective]
+    folder, source = _opened(job, spec)
+    job.emitter.phase("Checking the data")
+    shutil.rmtree(job.scratch_dir(), ignore_errors=True)
+    with open_source(job, source) as data:
+        records = read_records(data, objective, job.scratch_dir() / "records.jsonl")
+    inputs = {"training data": records.digest, "model": digest_of_model(spec.model, job.host_dir)}
+    state, notes = _resumed(job, inputs)
+    job.emitter.phase("Building the model")
+    device = pick_device()
+    meter = PeakMeter(device)
+    tokenizer = _tokenizer(folder, records)
+    course = Course(job, spec, meter, state)
+    trainer = _trainer(job, spec, objective, folder, tokenizer, device, records, course)
+    course.max_steps = spec.max_steps or _steps_of_an_epoch(spec, len(trainer.train_dataset))
+    found = records.num_records
+    longest = spec.sequence_length
+    report = data_report(
+        objective, trainer.train_dataset, lambda ids: str(tokenizer.decode(ids)), found, longest
+    )
+    publish_report(job, DATA_REPORT, report.document() | {"remarks": records.remarks})
+    return Tuning(
+        job, spec, objective, folder, tokenizer, device, records, course, trainer, report, notes
+    )
+
+
+def _opened(job: Job, spec: TrainSpec) -> tuple[Path, FileData | UploadedData | DownloadedData]:
+    source = spec.data
+    if not isinstance(spec.model, FolderModel | ArtefactModel) or not isinstance(
+        source, FileData | UploadedData | DownloadedData
+    ):
+        raise BadInputError(
+            f"engine trl trains a folder's model on a file, not '{spec.model.source}' on "
+            f"'{source.source}'"
+        )
+    folder = opened_model(spec.model, job.host_dir)
+    if stored_quantisation(folder) is not None:
+        msg = f"{folder} holds quantised weights, which do not train; use the unquantised model"
+        raise BadInputError(msg)
+    return folder, source
+
+
+def _resumed(job: Job, inputs: Mapping[str, str]) -> tuple[TrainState, dict[str, str]]:
+    """Return the state to go on from, with a note; a new one without a checkpoint.
+
+    Raises:
+        BadInputError: the checkpoint is of other data or another model.
+    """
+    digests = tuple((name, digest) for name, digest in inputs.items() if digest)
+    state = read_latest_state(job.checkpoint_dir)
+    if state is None:
+        return TrainState(inputs=digests), {}
+    remark = check_unchanged(
+        f"the checkpoint at step {state.step}", dict(state.inputs), dict(digests)
+    )
+    where = f"from the checkpoint at step {state.step}" + (f"; {remark}" if remark else "")
+    job.emitter.log(f"resumed {where}")
+    state.inputs = digests
+    return state, {"resumed": where}
+
+
+def _tokenizer(folder: Path, records: TrainingRecords) -> PreTrainedTokenizerBase:
+    """Return the tokenizer as TRL loads it, with a template if the records need one.
+
+    Raises:
+        BadInputError: the folder has none, or the library cannot read it.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise BadInputError(
+            f"{folder.name}: its tokenizer cannot be read: {first_line(error)}; copy "
+            "tokenizer.json and tokenizer_config.json again"
+        ) from error
+    if records.num_chats and set_default_template(tokenizer):
+        records.remarks.append(
+            "the tokenizer has no chat template, so conversations are written in Slipway's own, "
+            "like ChatML; the model keeps it"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise BadInputError(
+            "the tokenizer has neither a padding nor an end token, and records of unlike lengths "
+            "need one; set eos_token in tokenizer_config.json"
+        )
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded
+
+
+def _trainer(
+    job: Job,
+    spec: TrainSpec,
+    objective: Objective,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    records: TrainingRecords,
+    course: Course,
+) -> Any:  # noqa: ANN401 - a class of the environment's library
+    """Return TRL's trainer of an objective, as its documentation builds it.
+
+    Raises:
+        BadInputError: TRL or a library below it refuses the model or the records.
+    """
+    datasets: Any = importlib.import_module("datasets")
+    library: Any = importlib.import_module(objective.module)
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset(
+        "json",
+        data_files=str(records.path),
+        split="train",
+        cache_dir=str(job.scratch_dir() / "datasets"),
+    )
+    config = getattr(library, objective.config)(**arguments(spec, objective, job, device))
+    adapter = spec.lora and lora_config(spec.lora, scores=objective.scores)
+    try:
+        trainer = getattr(library, objective.trainer)(
+            model=str(folder),
+            args=config,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            callbacks=[course],
+            **({"peft_config": adapter} if adapter else {}),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInputError(f"{objective.trainer} refuses: {first_line(error)}") from error
+    _remove_printing(trainer)
+    if spec.samples.too_long == "leave_out":
+        trainer.train_dataset = _short_enough(trainer.train_dataset, objective, spec)
+    _count_tokens(trainer, course)
+    return trainer
+
+
+def arguments(
+    spec: TrainSpec, objective: Objective, job: Job, device: torch.device
+) -> dict[str, Any]:
+    """Return the arguments of TRL's config; what is not named here is TRL's own default."""
+    is_quantised = spec.lora is not None and spec.lora.base_dtype == "nf4"
+    # Trained weights stay in fp32 for AdamW, frozen ones are in the dtype of the products.
+    dtype = TORCH_DTYPES[spec.compute_dtype] if spec.lora else torch.float32
+    loaded: dict[str, Any] = {"dtype": dtype, "device_map": str(device)}
+    if is_quantised:
+        loaded["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    if objective.scores:
+        loaded["num_labels"] = 1
+    ends = {"max_steps": spec.max_steps} if spec.max_steps else {"num_train_epochs": 1}
+    own = {OWN_NAMES.get(name, name): getattr(spec, name) for name in objective.options}
+    return {
+        "output_dir": str(job.scratch_dir() / "trainer"),
+        "model_init_kwargs": loaded,
+        "per_device_train_batch_size": spec.micro_batch_size,
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
+        "learning_rate": spec.learning_rate,
+        "max_length": spec.sequence_length,
+        "seed": spec.seed,
+        "bf16": spec.compute_dtype == "bf16",
+        "fp16": spec.compute_dtype == "fp16",
+        "gradient_checkpointing": spec.activation_recomputation == "full",
+        "use_cpu": device.type == "cpu",
+        "dataloader_pin_memory": device.type != "cpu",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",  # the callback decides
+        "report_to": "none",
+        "disable_tqdm": True,
+        **ends,
+        **own,
+    }
+
+
+# Names of a spec's fields in TRL.
+OWN_NAMES = {
+    "preference_loss": "loss_type",
+    "precompute_reference": "precompute_ref_log_probs",
+}
+
+
+def _steps_of_an_epoch(spec: TrainSpec, num_rows: int) -> int:
+    rows_a_step = spec.micro_batch_size * spec.gradient_accumulation_steps
+    return max(1, -(-num_rows // rows_a_step))
+
+
+def _remove_printing(trainer: Any) -> None:  # noqa: ANN401 - TRL's trainer
+    """Leave the log to our own callback."""
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+
+
+def _short_enough(rows: Any, objective: Objective, spec: TrainSpec) -> Any:  # noqa: ANN401 - datasets'
+    """Return the rows without those that reach the maximum length."""
+    columns = tuple(objective.sequences.values())
+    longest = spec.sequence_length
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        return all(sum(len(row[name]) for name in names) < longest for names in columns)
+
+    return rows.filter(fits)
+
+
+def _count_tokens(trainer: Any, course: Course) -> None:  # noqa: ANN401 - TRL's trainer
+    """Count the tokens that each step reads, for trainers that log no count of them."""
+    compute_loss = trainer.compute_loss
+
+    def counting(model: Any, inputs: Mapping[str, Any], *rest: Any, **named: Any) -> Any:  # noqa: ANN401
+        masks = [
+            value
+            for name, value in inputs.items()
+            if name.endswith("attention_mask") and not name.startswith(("prompt_", "KL_"))
+        ]
+        course.read_tokens += sum(int(each.sum()) for each in masks)
+        return compute_loss(model, inputs, *rest, **named)
+
+    trainer.compute_loss = counting
+
+
+# The result.
+
+
+def _finish(tuning: Tuning) -> None:
+    """Publish what was trained and report the run's figures."""
+    job, spec, course = tuning.job, tuning.spec, tuning.course
+    tokens = Work((TRAINING,), course.trained_tokens)
+    model: Any = tuning.trainer.accelerator.unwrap_model(tuning.trainer.model)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    measured = {
+        **course.figures(),
+        **tuning.report.figures(),
+        "trainable_parameters": float(trained),
+    }
+    if not spec.keeps_model:
+        job.emitter.result(measured, _notes(tuning), tokens)
+        return
+    job.emitter.phase("Saving the model")
+    if spec.lora is not None:
+        lora = Lora.of(model, _original(tuning))
+        if not tuning.objective.scores:
+            _publish_adapter(tuning, lora, measured)
+        model = lora.merge()
+    whole: PreTrainedModel = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
+    measured["parameters"] = float(sum(each.numel() for each in whole.parameters()))
+    if spec.lora is None or spec.lora.is_merged:
+        card = _card(tuning, measured)
+        facts = {"objective": spec.objective, "final_loss": course.last_loss}
+        publish_model(job, lambda folder: _write(tuning, whole, folder), card, facts)
+    name = "model" if spec.lora is None or spec.lora.is_merged else "adapter"
+    measured["disk_bytes"] = float(weight_file_bytes(job.output_dir(name)))
+    job.emitter.result(measured, _notes(tuning), tokens)
+
+
+def _original(tuning: Tuning) -> Any:  # noqa: ANN401 - None or a function
+    """Return what loads the full weights of a base that was held in 4 bits."""
+    lora = tuning.spec.lora
+    if lora is None or lora.base_dtype == "compute":
+        return None
+    return lambda: load_folder(tuning.folder, tuning.spec.published_dtype, tuning.device)
+
+
+def _write(tuning: Tuning, model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(str(folder))
+    tuning.tokenizer.save_pretrained(str(folder))
+
+
+def _publish_adapter(tuning: Tuning, lora: Lora, measured: dict[str, float]) -> None:
+    job, spec = tuning.job, tuning.spec
+    base = spec.model
+    if spec.lora is None or not isinstance(base, FolderModel | ArtefactModel):
+        raise BadInputError("an adapter needs a base with trained weights")
+    digest = weights_digest(tuning.folder)
+    facts = {
+        **spec.lora.model_dump(),
+        "base": base.model_dump(),
+        "objective": spec.objective,
+        "final_loss": tuning.course.last_loss,
+    }
+    card = _card(tuning, measured, "Adapter")
+    publish_model(job, lambda folder: lora.save(folder, base, digest), card, facts, "adapter")
+    measured["adapter_disk_bytes"] = float(weight_file_bytes(job.output_dir("adapter")))
+
+
+def _notes(tuning: Tuning) -> dict[str, str]:
+    objective, spec = tuning.objective, tuning.spec
+    # A pair whose text is cut has no reward: TRL's reward trainer leaves it out.
+    is_cut = spec.samples.too_long == "cut" and not objective.scores
+    notes = {
+        "trainer": f"TRL {version('trl')}, {objective.trainer}",
+        "peak_memory_bytes": tuning.course.meter.read().how,
+        "step_seconds": "median over the run's steps without the first two",
+        "data": f"{tuning.records.num_records:,} records (sha256 {tuning.records.digest[:12]})",
+        "samples": f"one a row; what is longer than {spec.sequence_length} tokens is "
+        + ("cut" if is_cut else "left out"),
+        "device": str(tuning.device),
+        "threads": str(torch.get_num_threads()),
+        **tuning.notes,
+    }
+    if tuning.records.remarks:
+        notes["data_remarks"] = "; ".join(tuning.records.remarks)
+    if spec.lora is not None:
+        lora = spec.lora
+        notes["lora"] = f"peft: rank {lora.rank}, alpha {lora.alpha}, {lora.targets} layers"
+    return notes
+
+
+def _card(tuning: Tuning, measured: Mapping[str, float], what: str = "Model") -> str:
+    spec = tuning.spec
+    own = {name: getattr(spec, name).model_dump_json() for name in ("model", "data")}
+    settings = {**spec.model_dump(exclude=set(own)), **own}
+    sections = {"Settings": settings, "Figures": measured, "How it was measured": _notes(tuning)}
+    return card_text(f"{what} trained by Slipway with TRL", sections)

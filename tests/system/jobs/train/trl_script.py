@@ -1,0 +1,63 @@
+"""TRL's own scripts of five objectives, as its documentation writes them: python FILE ARGUMENTS.
+
+The arguments as JSON: model, data, objective, steps, seed and others of the config. The losses go
+to stdout as JSON.
+"""
+
+import importlib
+import json
+import sys
+
+# The libraries of TRL's environment, which this interpreter alone has.
+datasets, peft, trl = map(importlib.import_module, ("datasets", "peft", "trl"))
+orpo = importlib.import_module("trl.experimental.orpo")
+
+PAIRS = {
+    "next_token": (trl.SFTTrainer, trl.SFTConfig),
+    "dpo": (trl.DPOTrainer, trl.DPOConfig),
+    "kto": (trl.KTOTrainer, trl.KTOConfig),
+    "orpo": (orpo.ORPOTrainer, orpo.ORPOConfig),
+    "reward": (trl.RewardTrainer, trl.RewardConfig),
+}
+
+
+def main() -> None:
+    """Train, and print the losses of all steps."""
+    given = json.loads(sys.argv[1])
+    trainer_class, config_class = PAIRS[given["objective"]]
+    args = config_class(
+        output_dir=given["output"],
+        max_steps=given["steps"],
+        seed=given["seed"],
+        per_device_train_batch_size=given["batch"],
+        learning_rate=given["learning_rate"],
+        max_length=given["max_length"],
+        logging_steps=1,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    lora = {}
+    if rank := given.get("lora_rank"):
+        config = peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        lora = {"peft_config": config}
+    trainer = trainer_class(
+        model=given["model"],
+        args=args,
+        train_dataset=datasets.load_dataset(
+            "json", data_files=given["data"], split="train", cache_dir=given["output"]
+        ),
+        **lora,
+    )
+    trainer.train()
+    steps = [each for each in trainer.state.log_history if "loss" in each]
+    print(json.dumps({"losses": [each["loss"] for each in steps], "last": steps[-1]}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
