@@ -364,13 +364,21 @@ def _kind(needs: Needs) -> PreflightCheck:
     )
 
 
-def _packages(needs: Needs) -> PreflightCheck:
+def _versions_for(needs: Needs) -> dict[str, str | None]:
+    """Return the versions of the agent's packages that a job imports, None of absent ones."""
     of_kind = KINDS[needs.kind].packages if needs.kind in KINDS else ()
     formats = (needs.weight_dtype, needs.compute_dtype)
     required = (*PACKAGES, *of_kind, *filter(None, map(DTYPE_PACKAGES.get, formats)))
-    versions = {name: _version(name) for name in required}
-    missing = [name for name, version in versions.items() if version is None]
-    if missing:
+    return {name: _version(name) for name in required}
+
+
+def _lacking_for(needs: Needs) -> list[str]:
+    return [name for name, version in _versions_for(needs).items() if version is None]
+
+
+def _packages(needs: Needs) -> PreflightCheck:
+    versions = _versions_for(needs)
+    if missing := _lacking_for(needs):
         return no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
     return yes("packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
@@ -415,6 +423,8 @@ def _environment(needs: Needs, place: HostState) -> PreflightCheck:
         pins = store.pins(needs.environment)
     except PinsError as error:
         return no("environment", f"{str(error)[:500]}.", _SAME_VERSION)
+    if pins.is_beside_main and (lacking := _lacking_for(needs)):  # it has the agent's packages
+        return no("environment", f"Not installed here: {', '.join(lacking)}.", INSTALL)
     named = f"The environment {pins.name}, {len(pins.packages)} packages,"
     if store.is_ready(pins):
         return yes("environment", f"{named} is built here.")

@@ -30,6 +30,8 @@ class Objective:
     with the model as it was at the start, which is in memory a second time unless an adapter is
     trained. ``least_batch``: sequences of a micro-batch that its loss needs. ``sequences``: what
     the model reads of a record, by name, each of columns of the prepared data one after the other.
+    ``learning_rate``: TRL's default, for all weights; an adapter's is ten times as high, as TRL
+    advises (https://huggingface.co/docs/trl/peft_integration).
     """
 
     name: ObjectiveName
@@ -40,6 +42,8 @@ class Objective:
     sequences: Mapping[str, tuple[str, ...]]
     module: str = "trl"
     options: tuple[str, ...] = ()
+    learning_rate: float = 1e-6
+    adapter_learning_rate: float = 1e-5
     scores: bool = False
     has_reference: bool = False
     least_batch: int = 1
@@ -55,6 +59,8 @@ ROWS = (
         "SFTConfig",
         ("text", "chat", "sharegpt", "instruction", "completion"),
         {"text": ("input_ids",)},
+        learning_rate=2e-5,
+        adapter_learning_rate=2e-4,
     ),
     Objective(
         "dpo",
@@ -94,6 +100,8 @@ ROWS = (
         "RewardConfig",
         ("preference",),
         {each: (f"{each}_ids",) for each in _ANSWERS},
+        learning_rate=1e-4,
+        adapter_learning_rate=1e-3,
         scores=True,
     ),
 )

@@ -230,6 +230,11 @@ class LayoutOptions(BaseModel):
         return not (self.divides_the_model or self.zero_stage)
 
     @property
+    def is_single(self) -> bool:
+        """Return whether there is one rank, which has no states to shard."""
+        return self.world_size == 1 and not self.zero_stage
+
+    @property
     def divides_the_model(self) -> bool:
         """Return whether layers, sequences or experts are divided; ZeRO does not divide them."""
         return self.world_size != self.data_parallel_size or self.expert_parallel_size > 1
@@ -340,7 +345,7 @@ def _exchanges(layout: LayoutOptions) -> Iterator[str]:
 class LayoutLimit(NamedTuple):
     """What the trainer's layout must be, as a property of ``LayoutOptions``, and the words."""
 
-    property_name: Literal["is_unsharded", "is_undivided"]
+    property_name: Literal["is_unsharded", "is_undivided", "is_single"]
     sentence: str
 
     def allows(self, layout: LayoutOptions) -> bool:
@@ -359,6 +364,11 @@ UNDIVIDED = LayoutLimit(
     "out",
 )
 
+SINGLE = LayoutLimit(
+    "is_single",
+    "trains on one device; leave it out, or make every parallel size 1",
+)
+
 
 class LayoutRule(NamedTuple):
     """The limit of an option, unless it has one of the ``free`` values."""
@@ -368,6 +378,7 @@ class LayoutRule(NamedTuple):
 
 
 LAYOUT_RULES: Mapping[str, LayoutRule] = {
+    "engine": LayoutRule(SINGLE, (OWN_TRAINER,)),
     "activation_offload": LayoutRule(UNSHARDED, ("none",)),
     "optimizer": LayoutRule(UNSHARDED, ("adamw",)),
     "optimizer_offload": LayoutRule(UNSHARDED, ("none",)),
@@ -479,7 +490,7 @@ class TrainSpec(TrainingMemory):
                 f"objective {self.objective} is one of TRL's trainers, and engine is "
                 f"{self.engine}; choose engine {TRL}"
             )
-        for why in _against_trl(self) if self.engine == TRL else _against_comparisons(self):
+        for why in _against_trl(self) if self.engine == TRL else against_comparisons(self.data):
             raise ValueError(why)
         return self
 
@@ -651,8 +662,6 @@ def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
         yield "activation_recomputation selective is not one of engine trl's; choose full or none"
     if spec.compute_dtype == "fp8":
         yield "compute_dtype fp8 is not one of engine trl's; choose bf16"
-    if spec.layout is not None and spec.layout.world_size > 1:
-        yield f"layout has {spec.layout.world_size} ranks, and engine trl trains on one device"
     if not isinstance(spec.model, FolderModel | ArtefactModel | HubModel):
         yield (
             f"engine trl tunes trained weights, and a '{spec.model.source}' model has none; name "
@@ -684,9 +693,9 @@ def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:
         yield "lora.is_merged is false, and the head of a reward model is none of an adapter's"
 
 
-def _against_comparisons(spec: TrainSpec) -> Iterator[str]:
+def against_comparisons(data: TrainData) -> Iterator[str]:
     """Yield which sources have comparisons, from which no next token is learnt."""
-    for source in sources_of(spec.data):
+    for source in sources_of(data):
         form = None if isinstance(source, HostText) else source.format
         if form in COMPARED:
             yield (

@@ -86,4 +86,4 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
         needs_weights(model, "Compressing")
         return compression
     refuse_offloaded(best, allowed=TRAINING_PLACES)
-    return train_spec(values, model, best, case.shape)
+    return train_spec(values, model, best, case.shape, case.uploads)

@@ -20,7 +20,7 @@ from planner.specs.workload import (
     Workload,
 )
 from runners.jobspec.compress import QUANTISED_DTYPES
-from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
+from runners.jobspec.train import SINGLE, UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.engine_choice import chosen_engine, compares_answers, default_engine
 from runners.plans.latency_limits import SLO_SECONDS, target_limits
@@ -38,7 +38,7 @@ from runners.plans.workloads import (
 )
 
 ALTERNATIVES = 6
-UNPLANNED = ("quantized", "compiled", "activation_offload", "compute_dtype")
+UNPLANNED = ("engine", "quantized", "compiled", "activation_offload", "compute_dtype")
 UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
 PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states: document -> planner
 SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
@@ -190,6 +190,8 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
         pins = {**_pinned_by_options(values), **pins}
         if surroundings.runs_jobs:
             _refuse_contradiction(Strategy(**pins), options)
+    if not surroundings.runs_jobs:  # TRL itself trains on several devices, its jobs here on one
+        options.pop("engine", None)
     pins = {**_layout_of_options(options), **pins}
     if surroundings.is_pool and document.is_training:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
@@ -236,6 +238,8 @@ def _refuse_contradiction(pins: Strategy, options: Mapping[str, Any]) -> None:
 def _layout_of_options(options: Mapping[str, Any]) -> dict[str, int]:
     """Return the parallel sizes that those options leave which the planner does not know."""
     limits = layout_limits({name: options[name] for name in UNPLANNED if name in options})
+    if SINGLE in limits.values():
+        return {**UNDIVIDED, "data_parallel_size": 1, "zero_stage": 0}
     if UNSHARDED in limits.values():
         return {**UNDIVIDED, "zero_stage": 0}
     return UNDIVIDED if limits else {}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from runners.jobspec.base import LoraOptions, QuantizedTraining
+from runners.jobspec.objectives import OWN_TRAINER, PREFERENCES, TRL
 from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES
 from runners.plans.methods import ALPHATUNING, CLASSIFICATION, TRAININGS
 from runners.plans.workloads import FinetuneWork, PretrainWork
@@ -48,8 +49,16 @@ def chosen_options(values: PretrainWork) -> dict[str, Any]:
     if base := method.adapter_base:
         rank = values.lora_rank
         options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    options["objective"] = CLASSIFICATION if values.method == CLASSIFICATION else "next_token"
-    return options
+    return options | engine_and_objective(values)
+
+
+def engine_and_objective(values: FinetuneWork) -> dict[str, Any]:
+    """Return the trainer of a fine-tuning and what it learns, in the spec's words."""
+    objective: str = values.method
+    if objective != CLASSIFICATION:
+        objective = "next_token" if values.objective == "supervised" else values.objective
+    usual = TRL if objective in PREFERENCES else OWN_TRAINER
+    return {"engine": values.engine or usual, "objective": objective}
 
 
 def _quantized_training(values: PretrainWork) -> QuantizedTraining | None:

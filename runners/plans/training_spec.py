@@ -15,7 +15,8 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.jobspec.base import TextSamples
-from runners.jobspec.train import USUAL_LEARNING_RATES
+from runners.jobspec.objectives import OBJECTIVES, TRL
+from runners.jobspec.train import USUAL_LEARNING_RATES, against_comparisons
 from runners.plans.methods import CLASSIFICATION, TRAININGS
 from runners.plans.model_checks import check_encoder, needs_weights
 from runners.plans.refusals import DraftProblem, validated
@@ -35,18 +36,13 @@ def train_spec(
     model: ModelRef,
     best: PlannedStrategy,
     shape: ModelSpec | None = None,
+    uploads: Uploads | None = None,
 ) -> TrainSpec:
-    """Return the job spec of a training, without its data.
+    """Return the job spec of a training, without its data; of one by TRL with them.
 
     Raises:
         DraftProblem: the trainer does not support the document.
     """
-    if isinstance(values, FinetuneWork) and values.objective != "supervised":
-        raise DraftProblem(
-            f"Slipway's own trainer has no objective {values.objective}. Choose the engine "
-            "“Hugging Face TRL”, or leave the engine automatic.",
-            "objective",
-        )
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:
@@ -65,10 +61,47 @@ def train_spec(
             "source",
         )
     fields = {"model": model, **_train_fields(values, best)}
+    fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
+    if fields.get("engine") == TRL:
+        _refuse_copies(best)
+        fields = _of_trl(values, fields) | data_fields(values, uploads or {})
+        return _validated(fields, "data_source")
     if values.learning_rate is None and isinstance(model, HubModel | FolderModel):
         fields["learning_rate"] *= _published_rate_ratio(values)
-    fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
+
+
+def _refuse_copies(best: PlannedStrategy) -> None:
+    """Refuse a plan of several copies, which has no layout of its own.
+
+    Raises:
+        DraftProblem: the plan takes several devices.
+    """
+    if (copies := best.strategy.data_parallel_size or 1) > 1:
+        raise DraftProblem(
+            f"TRL's jobs train on one device, and this plan has {copies} copies of the model. Set "
+            "data parallel to 1, or choose Slipway's own trainer for a supervised training.",
+            "data_parallel_size",
+        )
+
+
+def _of_trl(values: PretrainWork, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a training by TRL: its own learning rate, batch and steps."""
+    objective = OBJECTIVES.get(fields["objective"])
+    if objective is None:  # the spec says that it is none of TRL's
+        return fields
+    usual = objective.adapter_learning_rate if fields.get("lora") else objective.learning_rate
+    batch = values.global_batch_size
+    micro = min(batch, max(fields["micro_batch_size"], objective.least_batch))
+    own: dict[str, Any] = {
+        "learning_rate": values.learning_rate or usual,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": max(1, batch // micro),
+    }
+    if values.tokens:
+        read = batch * values.sequence_length * len(objective.sequences)
+        own["max_steps"] = max(1, round(values.tokens / read))
+    return fields | own
 
 
 def _published_rate_ratio(values: PretrainWork) -> float:
@@ -83,9 +116,9 @@ def _published_rate_ratio(values: PretrainWork) -> float:
     return rate / USUAL_LEARNING_RATES["adamw"]
 
 
-def _validated(fields: dict[str, Any]) -> TrainSpec:
+def _validated(fields: dict[str, Any], at: str = "optimizer") -> TrainSpec:
     words = "The training cannot run as chosen"
-    return validated(TrainSpec, fields, words, "optimizer", names_its_field=True)
+    return validated(TrainSpec, fields, words, at, names_its_field=True)
 
 
 def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:
@@ -124,10 +157,15 @@ def data_and_parallel_fields(
     """Return a training's data fields and its ranks' policy.
 
     Raises:
-        DraftProblem: the chosen file is gone, or the options are invalid.
+        DraftProblem: the chosen file is gone, or the options or the file's records are not for
+            the trainer.
     """
+    fields = data_fields(values, uploads)
+    if spec.engine != TRL:
+        for why in against_comparisons(fields["data"]):
+            raise DraftProblem(f"The training cannot run as chosen: {why}.", "objective")
     is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
     if is_fixed and policy.on_lost_rank == "shrink":
         policy = DataParallel()  # such a layout has a fixed number of ranks
     parallel = policy.model_copy(update={"processes_per_host": processes})
-    return {"parallel": parallel, **data_fields(values, uploads)}
+    return {"parallel": parallel, **fields}

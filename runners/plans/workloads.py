@@ -22,6 +22,7 @@ from runners.jobspec.base import (
     USUAL_SPLIT,
 )
 from runners.jobspec.generate import Batching, KvCache
+from runners.jobspec.objectives import OWN_TRAINER, TRL, PreferenceLoss, TrainEngine
 from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
 from runners.plans.fields import Key, Part, field
 from runners.plans.methods import COMPRESSIONS, OBJECTIVES, TRAININGS, methods_with
@@ -162,6 +163,8 @@ DATA_FORMATS: dict[Key, str] = {
     "instruction": "Instructions: “instruction”, “output”",
     "classification": "Classes: “text”, “label”",
     "completion": "Prompts: “prompt”, “completion”",
+    "preference": "Preferences: “chosen”, “rejected”",
+    "kto": "Rated answers: “prompt”, “completion”, “label”",
 }
 
 
@@ -538,6 +541,40 @@ class FinetuneWork(PretrainWork):
         "All but supervised train by LoRA, QLoRA or in full; a batch counts records: pairs of "
         "answers, or for KTO single ones",
         choices=OBJECTIVES,
+    )
+    engine: TrainEngine | None = field(
+        None,
+        "Trainer",
+        "TRL runs in an environment of its own, on one device, and learns from a file or a data "
+        "set; all objectives but supervised are TRL's",
+        choices={
+            None: "By the objective",
+            OWN_TRAINER: "Slipway's own",
+            TRL: "Hugging Face's TRL",
+        },
+        group="",
+    )
+    beta: float = field(
+        0.1,
+        "Beta",
+        "Of DPO, KTO and ORPO: how strongly answers are held to the reference; of ORPO the weight "
+        "of its odds ratio",
+        gt=0.0,
+        le=100.0,
+        group="",
+    )
+    preference_loss: PreferenceLoss = field(
+        "sigmoid",
+        "Loss of DPO",
+        choices={
+            "sigmoid": "Sigmoid, as in the paper",
+            "ipo": "IPO",
+            "hinge": "Hinge",
+            "robust": "Robust to wrong pairs",
+            "apo_zero": "APO, zero",
+            "apo_down": "APO, down",
+        },
+        group="",
     )
     precompute_reference: bool = field(
         default=False,

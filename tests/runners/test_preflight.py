@@ -72,7 +72,11 @@ def test_a_full_disk_says_what_is_short_for_a_job_and_for_an_environment(host_di
 def test_a_dtype_asks_for_its_library_and_a_missing_package_is_named(place, monkeypatch):
     check = checked(Needs(kind="compress", weight_dtype="int8"), place)["packages"]
     assert f"torchao {importlib.metadata.version('torchao')}" in check.sentence
+    trl = Needs(kind="train", environment="trl", weight_dtype="int4")
+    assert checked(trl, place)["environment"].ok
     monkeypatch.setattr(preflight, "PACKAGES", ("torch", "no-such-distribution"))
+    refused = checked(trl, place)["environment"]
+    assert (refused.ok, refused.sentence) == (False, "Not installed here: no-such-distribution.")
     check = checked(Needs(kind="train"), place)["packages"]
     assert (check.ok, check.sentence) == (False, "Not installed here: no-such-distribution.")
 

@@ -325,6 +325,8 @@ def _disaggregation(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(spec: dict[str, Any]) -> str:
+    if (spec.get("lora") or {}).get("base_dtype") == "nf4":  # of the frozen weights
+        return "int4"
     return str(spec.get("weight_dtype") or LIBRARY_DTYPES.get(spec.get("method", ""), ""))
 
 

@@ -69,6 +69,11 @@ ACCURACY = ChartSpec(
     "accuracy", "Held-out accuracy", "ratio", "%", "accuracy", 100.0, figures=("accuracy",)
 )
 F1 = ChartSpec("f1", "Held-out F1, mean of classes", "ratio", "%", "f1", 100.0, figures=("f1",))
+MARGIN = ChartSpec("rewards/margins", LABELS["rewards/margins"], "", "", "rewards/margins")
+RANKED = ChartSpec(
+    "rewards/accuracies", LABELS["rewards/accuracies"], "ratio", "%", "rewards/accuracies", 100.0
+)
+DIVERGENCE = ChartSpec("kl", LABELS["kl"], "nats", "nats", "kl")
 PREFILL = ChartSpec(
     "prefill_tokens_per_second",
     "Prefill speed",
@@ -151,6 +156,7 @@ _UNITS_BY_SUFFIX = (
 )
 OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
 JUDGED = (VALIDATION, ACCURACY, F1)  # for classification, after the loss
+COMPARED = (MARGIN, RANKED, DIVERGENCE)  # for preferences, after the loss
 
 
 def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
@@ -199,6 +205,7 @@ def charts_for(
     charts = [each for each in OPTIONAL if each.metric in reported and each not in charts] + charts
     if ACCURACY.metric in reported:
         charts[1:1] = [each for each in JUDGED if each.metric in reported]
+    charts[1:1] = [each for each in COMPARED if each.metric in reported]
     charts += [*_gpu_charts(reported), *_source_charts(reported, "weight")]
     if is_complete:
         charts += [*_source_charts(reported, "loss"), *_source_charts(reported, "reference")]

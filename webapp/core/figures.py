@@ -388,6 +388,24 @@ MAIN_FIGURES = (
 LABELS = {  # of metrics that jobs report beside the figures, where the name reads badly
     "grad_norm": "Gradient norm",
     "data_wait_ratio": "Waiting for data, share of a step",
+    # Of trainings by TRL, under its names.
+    "rewards/chosen": "Reward of chosen answers",
+    "rewards/rejected": "Reward of rejected answers",
+    "rewards/margins": "Reward margin, chosen above rejected",
+    "rewards/accuracies": "Pairs ranked right",
+    "rewards/mean": "Mean reward",
+    "rewards/min": "Lowest reward",
+    "rewards/max": "Highest reward",
+    "logps/chosen": "Log-probability of chosen answers",
+    "logps/rejected": "Log-probability of rejected answers",
+    "logits/chosen": "Mean logit of chosen answers",
+    "logits/rejected": "Mean logit of rejected answers",
+    "kl": "KL divergence from the reference",
+    "entropy": "Entropy of the predicted tokens",
+    "mean_token_accuracy": "Tokens predicted right",
+    "nll_loss": "Loss on chosen answers",
+    "log_odds_ratio": "Log of the odds ratio's sigmoid",
+    "log_odds_chosen": "Log odds of chosen over rejected",
 }
 
 
@@ -405,7 +423,7 @@ def definition_of(name: str) -> FigureDefinition:
         words = f"Joules that {match[1]} drew, from start to end."
         return _figure(name, f"Energy of {match[1]}", "joules", words, "lower")
     task, slash, metric = name.partition("/")
-    if slash and task and metric:
+    if slash and name not in LABELS and task and metric:
         return _figure(name, f"{metric} of {task}", "", f"{metric} of the task {task}.")
     label = LABELS.get(name) or name.replace("_", " ").capitalize()
     return _figure(name, label, "", "Reported by the job under this name.")

@@ -27,6 +27,7 @@ from runners.jobspec import (
     ModelSpec,
     TrainSpec,
 )
+from runners.jobspec.objectives import OWN_TRAINER
 from runners.prove.report import CalibrationTime
 from webapp.core.clock import now
 from webapp.core.display import percent, quantity
@@ -378,12 +379,13 @@ def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
     """Return whether the job ran as planned, possibly with different row lengths.
 
     Prompts of real batches differ in length. For training, the planner does not model activations
-    on disk, classification of whole samples, or several ranks per CPU host.
+    on disk, classification of whole samples, TRL's trainers, or several ranks per CPU host.
     """
     if isinstance(spec, TrainSpec):
         is_text = spec.objective == "next_token"
         is_alone = spec.parallel.processes_per_host == 1
-        return spec.activation_offload != "disk" and is_text and is_alone
+        is_own = spec.engine == OWN_TRAINER
+        return spec.activation_offload != "disk" and is_text and is_alone and is_own
     prompts = spec.prompts
     return (
         isinstance(prompts, DemoPrompts)

@@ -38,6 +38,7 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import weights_of
 from runners.jobspec.engines import ENGINES, EngineName
+from runners.jobspec.objectives import OBJECTIVES, TRL
 from runners.jobspec.references import hub_references
 from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
@@ -107,6 +108,8 @@ EXPLANATIONS = {
         "model's weights stay frozen. It stores the adapter in peft's format, and the merged "
         "model as a model of your team."
     ),
+    "trl": "The host trains the model by TRL's {} on its own text, checks every record first, and "
+    "saves it as a model of your team.",
     "classification": "The host trains the encoder and its head to tell the labels of texts "
     "apart, evaluates it on held-out texts, and saves it as a model of your team.",
     "compress": "The host compresses the weights, saves them, loads them again, and measures "
@@ -141,6 +144,8 @@ def launch_description(spec: ModelSpec, download: str = "") -> str:
         text += FLOATS_OF_8_BITS
     if isinstance(spec, TrainSpec):
         text = EXPLANATIONS["lora"] if spec.lora is not None else text
+        if spec.engine == TRL:
+            text = EXPLANATIONS["trl"].format(OBJECTIVES[spec.objective].trainer)
         text = text.replace("its own text", text_words(spec.data))
     if isinstance(spec.model, HubModel):
         return text + (download or DOWNLOAD.format(spec.model.repository))

@@ -323,3 +323,43 @@ def test_load_levels_that_do_not_rise_are_refused_by_the_launchs_field():
 def test_a_models_name_becomes_one_that_clients_can_write():
     for name, served in [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]:
         assert served_name(name) == served, name
+
+
+PREFERENCES = {"objective": "dpo", "data_source": "file", "data_path": "a.jsonl"}
+
+
+def test_an_objective_is_trained_by_trl_with_its_usual_rate_and_batch():
+    for workload, expected in [
+        (PREFERENCES, {"objective": "dpo", "learning_rate": 1e-5, "beta": 0.1}),
+        (
+            PREFERENCES | {"method": "full", "tokens": 1_048_576, "beta": 0.3},
+            {"learning_rate": 1e-6, "lora": None, "beta": 0.3, "max_steps": 16},  # pairs
+        ),
+        (PREFERENCES | {"objective": "kto", "global_batch_size": 2}, {"micro_batch_size": 2}),
+        (PREFERENCES | {"objective": "reward", "learning_rate": 3e-5}, {"learning_rate": 3e-5}),
+        (
+            PREFERENCES | {"objective": "supervised", "engine": "trl"},
+            {"objective": "next_token", "learning_rate": 2e-4},
+        ),
+    ]:
+        spec = spec_for("finetune", workload)
+        assert differs(spec, expected | {"engine": "trl", "layout": None}) == {}, workload
+        assert spec.data == FileData(path="a.jsonl")
+    assert spec_for("finetune", PREFERENCES | {"objective": "supervised"}).engine == "slipway"
+
+
+def test_what_trl_or_our_own_trainer_cannot_learn_is_refused_at_its_field():
+    upload = UPLOAD.model_copy(update={"name": "t.jsonl", "format": "preference"})
+    given = case("finetune", uploads={"u1": upload})
+    sharded = case("finetune", strategy={"data_parallel_size": 2, "zero_stage": 3})
+    rated = {"data_format": "kto"}
+    for workload, case_given, said in [
+        ({"objective": "dpo"}, None, "engine trl reads one file or data set, and data is 'host'"),
+        (PREFERENCES | rated, None, "DPO learns from records of preference, and data.format"),
+        (PREFERENCES | {"compiled": True}, None, "compiled is an option of the engine slipway"),
+        (PREFERENCES, sharded, "TRL's jobs train on one device, and this plan has 2 copies"),
+        ({"data_source": "upload", "dataset": "u1"}, given, "answers are compared; choose engine"),
+        (PREFERENCES | {"objective": "supervised"} | rated, None, "answers are compared"),
+    ]:
+        with pytest.raises(DraftProblem, match=said):
+            spec_for("finetune", workload, given=case_given)

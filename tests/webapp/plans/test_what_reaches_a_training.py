@@ -127,8 +127,10 @@ def complete(name: str, value) -> dict:
         "upload": {"dataset": "x"},
         "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
     }
+    if name in {"objective", "engine"} and value not in {"supervised", "slipway", None}:
+        return {name: value, "data_source": "file", "data_path": "a.jsonl"}  # TRL's
     if name == "precompute_reference" and value:
-        return {name: value, "objective": "dpo"}
+        return {name: value} | complete("objective", "dpo")
     return {name: value} | (needed.get(value, {}) if name == "data_source" else {})
 
 
@@ -163,6 +165,7 @@ def test_sizes_that_an_option_excludes_are_refused_in_the_wizard_as_by_the_train
         says = "does not run what is fixed on the step" in by_wizard
         assert says == bool(by_trainer), (name, value, by_trainer, by_wizard)
         refused |= {(name, value)} if says else set()
+    assert ("objective", "dpo") in refused
     assert ("compiled", True) in refused
     assert ("compute_dtype", "fp8") in refused or "zero_stage" in fixed
 
