@@ -49,6 +49,7 @@ from webapp.modelhub.models import (
 from webapp.plans.planning import fits_on
 from webapp.wizard.forms import MAX_CONFIG_BYTES
 from webapp.wizard.model_form import ModelNewForm
+from webapp.wizard.technique_drafts import is_carried
 
 CONVERSATION_TOKENS = 2048
 FIT_DTYPES = ("bf16", "int8", "int4")
@@ -107,6 +108,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         "evaluation": _evaluation(request, team_model),
         "entry": entry,
         "name": name,
+        "plan_model": team_model.pk if team_model else name,
         "shape": shape,
         "narrow_dtypes": QUANTISED_DTYPES,
         "figures": figures_of(team_model.facts) if team_model else (),
@@ -270,6 +272,7 @@ def technique_detail(request: HttpRequest, key: str) -> HttpResponse:
         "technique": technique,
         "phases": [name for phase, name in PHASES if phase in technique.phases],
         "settings": json.dumps(technique.settings, indent=2),
+        "is_carried": is_carried(technique),
         "row": row_of(key, stored()),
     }
     return render(request, "techniques/detail.html", context)

@@ -8,6 +8,10 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from planner.catalog.models import find_model
+from planner.specs.base import UnknownTechniqueError
+from planner.techniques.registry import Technique
+from planner.techniques.registry import get as get_technique
 from runners.datasets.text import unix_lines
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from runners.plans.refusals import DraftProblem
@@ -17,7 +21,7 @@ from webapp.accounts.services import current_team, require_role, signed_in, visi
 from webapp.core.bodies import takes_file
 from webapp.core.display import whole
 from webapp.core.parameters import choice_in_query, reads_query
-from webapp.core.problems import Problem
+from webapp.core.problems import Problem, QueryProblem
 from webapp.deployments.forms import deploy_form
 from webapp.hosts.models import Host
 from webapp.jobs.comparing import address_of
@@ -30,11 +34,10 @@ from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.saving import TRIES, PlanChangedError, changeable_plan, draft_of
 from webapp.wizard import steps
 from webapp.wizard.drafts import (
-    FIRST_STEPS,
-    MODEL_PRESETS,
     PRESETS,
     SLUGS,
     draft_begin,
+    first_step,
     fit_context,
     neighbours,
     options_for,
@@ -103,25 +106,77 @@ SAVED_MEANWHILE = (
 )
 
 
+TOO_FEW = (
+    " Its devices are of the catalog, because your first host has too few: choose yours in the "
+    "Hardware step."
+)
+
+
 @require_GET
 @require_role(Role.PRACTITIONER)
-@reads_query("preset", "model", "host")
+@reads_query("preset", "model", "host", "technique")
 def plan_new(request: HttpRequest) -> HttpResponse:
-    """Create a draft with defaults and redirect to its first open step.
+    """Create a draft of what the link names, and redirect to its first open step.
 
-    A preset opens at its step in ``FIRST_STEPS``; one that needs a model and has none opens at the
-    goal step.
+    ``model`` is the id of a model of the team or the catalog, ``technique`` a key of the catalog.
     """
-    preset, model, host = choice_in_query(request, "preset", PRESETS), None, None
-    if model_id := request.GET.get("model"):
-        model = visible_or_404(TeamModel, request.user, pk=model_id)
+    preset = choice_in_query(request, "preset", PRESETS)
+    model, technique = _model_in_query(request), _technique_in_query(request)
+    named = [name for name in ("preset", "model") if request.GET.get(name)]
+    if technique and named:
+        raise QueryProblem(
+            named[0], f"A technique has its own goal and model: leave out {named[0]}."
+        )
+    if preset == "demo" and model is not None:
+        raise QueryProblem(
+            "model", "The demo has a model of its own: leave out the parameter model."
+        )
+    host = None
     if host_id := request.GET.get("host"):
         host = visible_or_404(Host, request.user, pk=host_id)
-    team, owner = current_team(request), signed_in(request)
-    plan = draft_begin(team=team, owner=owner, preset=preset, model=model, host=host)
-    lacks_model = preset in MODEL_PRESETS and model is None
-    step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
+    plan = draft_begin(
+        team=current_team(request),
+        owner=signed_in(request),
+        preset=preset,
+        model=model,
+        host=host,
+        technique=technique,
+    )
+    if technique is not None:
+        place = "" if plan.document.hardware.host else TOO_FEW
+        messages.info(request, f"This plan uses the technique {technique.title}.{place}")
+    step = first_step(preset, has_model=model is not None, has_technique=technique is not None)
     return redirect("plan-step", plan.pk, step)
+
+
+def _model_in_query(request: HttpRequest) -> TeamModel | str | None:
+    """Return the model of the team or the id of one of the catalog that a link names.
+
+    Raises:
+        Http404: there is none.
+    """
+    if not (model_id := request.GET.get("model")):
+        return None
+    own = TeamModel.objects.visible_to(request.user).select_related("host")
+    if found := own.filter(pk=model_id).first():
+        return found
+    if find_model(model_id) is None:
+        raise Http404(model_id)
+    return model_id
+
+
+def _technique_in_query(request: HttpRequest) -> Technique | None:
+    """Return the technique that a link names.
+
+    Raises:
+        Http404: there is none.
+    """
+    if not (key := request.GET.get("technique")):
+        return None
+    try:
+        return get_technique(key)
+    except UnknownTechniqueError as error:
+        raise Http404(key) from error
 
 
 MAX_NAME = 200

@@ -18,6 +18,7 @@ from planner.cost.parameters import count_parameters
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
+from planner.techniques.registry import Technique
 from runners.plans.document import (
     GOALS,
     PLANS,
@@ -58,6 +59,7 @@ from webapp.wizard.forms import (
     PinsForm,
     StepForm,
 )
+from webapp.wizard.technique_drafts import technique_document
 from webapp.wizard.workload_forms import workload_form
 
 # ---------------------------------------------------------------------------
@@ -76,6 +78,16 @@ MODEL_PRESETS = {
 # Preset -> first step to show, if not the goal step.
 PRESETS = ("demo", "serve", *MODEL_PRESETS)  # that a link to a new plan may name
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
+
+
+def first_step(preset: str, *, has_model: bool, has_technique: bool) -> str:
+    """Return the first step of a new plan that a link's parameters leave open."""
+    if has_technique:
+        return "model"
+    if has_model:
+        return FIRST_STEPS.get(preset, "workload" if preset else "goal")
+    return "goal" if preset in MODEL_PRESETS else FIRST_STEPS.get(preset, "goal")
+
 
 # Sizes of a workload that depend on the model; a person's own stay when the model changes.
 LENGTHS = ("input_tokens", "output_tokens", "max_request_tokens", "sequence_length")
@@ -181,10 +193,16 @@ def serve_document(host: Host | None) -> PlanDocument:
     return new_document("serve", ModelChoice(source="catalog"), host)
 
 
-def model_document(preset: str, model: TeamModel, host: Host | None) -> PlanDocument:
-    """Return a preset's document for a team model, on the host that stores its weights."""
+def model_document(preset: str, model: TeamModel | str, host: Host | None) -> PlanDocument:
+    """Return a preset's document for a model of the catalog or the team.
+
+    A team model is planned for the host that stores its weights.
+    """
+    goal = MODEL_PRESETS.get(preset, "serve")
+    if isinstance(model, str):
+        named = ModelChoice(source="catalog", catalog_id=model)
+        return new_document(goal, named, host, find_model(model))
     chosen = ModelChoice(source="team", team_model=model.pk)
-    goal = MODEL_PRESETS[preset]
     return new_document(goal, chosen, model.host or host, find_model(model.config))
 
 
@@ -208,28 +226,35 @@ def draft_begin(
     team: Team,
     owner: User,
     preset: str = "",
-    model: TeamModel | None = None,
+    model: TeamModel | str | None = None,
     host: Host | None = None,
+    technique: Technique | None = None,
 ) -> Plan:
     """Return a new draft plan; if the owner has an identical unedited draft, return that one.
 
-    Without ``host`` it is for the team's default one.
+    ``model`` is a model of the team or the id of one of the catalog. Without ``host`` the plan is
+    for the team's default one.
     """
-    document, preset = _first_document(team, preset, model, host or first_host(team))
+    host = host or first_host(team)
+    if technique is not None:
+        document = technique_document(technique, host)
+    else:
+        document, preset = _first_document(team, preset, model, host)
     draft = stored_draft(document, preset)
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)
 
 
 def _first_document(
-    team: Team, preset: str, model: TeamModel | None, host: Host | None
+    team: Team, preset: str, model: TeamModel | str | None, host: Host | None
 ) -> tuple[PlanDocument, str]:
-    if preset in MODEL_PRESETS and model is not None:
-        return model_document(preset, model, host), preset
+    if model is not None:
+        return model_document(preset, model, host), preset or "serve"
     if preset == "demo":
         return demo_document(host), "demo"
+    runs_jobs = host is None or host.kind in RUNS_JOBS
     has_finished_job = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
-    if has_finished_job or preset == "serve":
+    if has_finished_job or preset == "serve" or not runs_jobs:
         return serve_document(host), "serve"
     return demo_document(host), "demo"
 
