@@ -126,6 +126,18 @@ def test_htmx_gets_the_region_alone_and_errors_with_a_status_that_it_shows(alice
     assert "Answer length is 0" in error_of(page, "output_tokens")
 
 
+def test_the_answer_follows_the_form_in_one_region_and_is_sought_as_the_page_opens(alice):
+    unanswered = client_of(alice).get("/limits/").content.decode()
+    answered = ask(alice, headers=HTMX)
+    for page in (unanswered, answered):
+        assert page.index('aria-label="What you have"') < page.index('id="limit-answer"')
+        assert 'hx-trigger="submit, change delay:50ms, input delay:600ms' in page
+        assert '<input type="hidden" name="ask" value="1">' in page  # of each change
+    assert "600ms, load" in unanswered
+    assert "600ms, load" not in answered  # else it would be sought for ever
+    assert "600ms, load" not in ask(alice, headers=HTMX, output_tokens="0")
+
+
 def test_each_question_and_work_asks_its_own_fields(alice):
     page = client_of(alice).get("/limits/", {"question": "most_users"}).content.decode()
     assert 'name="concurrency"' not in page
