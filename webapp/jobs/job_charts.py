@@ -22,7 +22,7 @@ from webapp.core.display import deviation_words, quantity
 from webapp.jobs.measured_figures import JobFigure, JobFigures, figures_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.points import Earlier, earlier_points, of_one_model, points_of
-from webapp.jobs.progress import quiet_seconds
+from webapp.jobs.progress import remaining_seconds
 from webapp.metrics.models import MetricSource
 
 
@@ -193,7 +193,7 @@ def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
     start = min((each.t_ms[0] for each in series if each.t_ms), default=_ms(began))
     if job.ended_at is not None:
         return start, _ms(job.ended_at)
-    left = 0.0 if quiet_seconds(job) is not None else job.eta_seconds or 0.0
+    left = remaining_seconds(job) or 0.0
     return start, now_ms() + int(left * 1000)
 
 

@@ -1,7 +1,7 @@
 """Progress of a job as pages show it: timeline, progress, state with the silence of its host."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ def _end(job: Job) -> Milestone:
         status = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
         took = clock(elapsed_seconds(job)) if job.started_at else ""
         return Milestone(job.get_state_display(), status, job.ended_at, took)
-    if (left := remaining_seconds(job)) is not None:
+    if (left := forecast_left(job)) is not None and left >= -OVER_SECONDS:
         end = localtime(now() + timedelta(seconds=left))
         day = "" if left < DAY else f"{end.day} {end:%b} "
         return Milestone("Done", "", None, f"about {day}{end:%H:%M}")
@@ -98,22 +98,32 @@ def quiet_seconds(job: Job) -> float | None:
     return quiet if quiet > max(QUIET_SECONDS, QUIET_STEPS * per_step) else None
 
 
-def remaining_seconds(job: Job) -> float | None:
-    """Return the time that a running job forecast as left; None if it forecast none, or is quiet.
+def forecast_left(job: Job) -> float | None:
+    """Return the last forecast of a running job less the time since it was made.
 
-    A process that has stopped says nothing, and its last forecast would stay as it is.
+    In seconds, negative if the job takes longer than forecast. None if it forecast none, or is
+    quiet: a process that has stopped says nothing.
     """
-    if job.state != JobState.RUNNING or quiet_seconds(job) is not None:
+    if job.state != JobState.RUNNING or job.eta_seconds is None:
         return None
-    return job.eta_seconds
+    if quiet_seconds(job) is not None:
+        return None
+    age = (now() - job.progress_at).total_seconds() if job.progress_at else 0.0
+    return job.eta_seconds - max(0.0, age)
+
+
+def remaining_seconds(job: Job) -> float | None:
+    """Return the time that a running job has left by its forecast; None without one."""
+    left = forecast_left(job)
+    return None if left is None else max(0.0, left)
 
 
 @dataclass(frozen=True)
 class Progress:
     """A job's progress: a share between 0 and 1, text, and the rest.
 
-    ``remaining_seconds`` is the job's own forecast, ``quiet_seconds`` how long it has said
-    nothing; at most one of them is known.
+    ``remaining_seconds`` is the job's own forecast, ``over_seconds`` how long that has passed,
+    ``quiet_seconds`` how long the job has said nothing.
     """
 
     share: float | None
@@ -121,6 +131,19 @@ class Progress:
     words: str
     remaining_seconds: float | None = None
     quiet_seconds: float | None = None
+    over_seconds: float | None = None
+
+    @property
+    def time_words(self) -> str:
+        """Return the time left, how long the job is over it or quiet, or ""."""
+        if self.over_seconds is not None:
+            return f"{clock(self.over_seconds)} longer than expected"
+        if self.remaining_seconds is not None:
+            return f"{about(self.remaining_seconds)} left"
+        return "" if self.quiet_seconds is None else f"no news for {clock(self.quiet_seconds)}"
+
+
+OVER_SECONDS = 10.0  # beyond its forecast, from which on a job takes longer than expected
 
 
 def progress(job: Job) -> Progress:
@@ -130,15 +153,14 @@ def progress(job: Job) -> Progress:
         share = min(1.0, job.progress_done / job.progress_total)
     is_counted = share is not None and job.progress_unit != "percent"  # the share says that
     words = [_counted(job)] if is_counted else []
-    left, quiet = remaining_seconds(job), quiet_seconds(job)
-    if left is not None:
-        words.append(f"{about(left)} left")
-    if quiet is not None:
-        words.append(f"no news for {clock(quiet)}")
+    left = forecast_left(job)
+    over = -left if left is not None and left < -OVER_SECONDS else None
+    percent = "" if share is None else f"{int(share * 100)} %"
+    found = Progress(share, percent, "", remaining_seconds(job), quiet_seconds(job), over)
+    words += [found.time_words] if found.time_words else []
     if job.phase and job.state not in FINAL_STATES:
         words.insert(0, job.phase)
-    percent = "" if share is None else f"{int(share * 100)} %"
-    return Progress(share, percent, " · ".join(words), left, quiet)
+    return replace(found, words=" · ".join(words))
 
 
 def _counted(job: Job) -> str:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from tests.webapp.conftest import client_of
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.machines import price_of
@@ -69,6 +70,32 @@ def test_the_phase_and_what_is_left_are_said_while_the_job_lives():
     fields = {"phase": "Evaluating", "progress_done": 1.0, "progress_total": 2.0}
     assert progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
     assert "Evaluating" not in progress(job_of("succeeded", **fields)).words
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_the_forecast_ages_from_its_report_on_and_never_slides(alice, attempt):
+    made = {
+        "phase": "Evaluating",
+        "progress_done": 9.0,
+        "progress_total": 9.0,
+        "eta_seconds": 75.0,
+    }
+    for age, words, is_expected in [
+        (0, "about 1 min left", True),
+        (30, "about 45 s left", True),
+        (70, "a few seconds left", True),
+        (80, "a few seconds left", True),  # within what a forecast is wrong by
+        (135, "1 min longer than expected", False),
+    ]:
+        at = now() - timedelta(seconds=age)
+        job = job_of(progress_at=at, started_at=at - timedelta(hours=9), **made)
+        assert progress(job).words == f"Evaluating · 9 of 9 steps · {words}", age
+        assert bool(timeline(job, [])[-1].note) == is_expected, age
+    Job.objects.update(state="running", progress_at=at, started_at=at - timedelta(hours=9), **made)
+    for address in ("/", "/jobs/", f"/jobs/{attempt.job_id}/"):
+        assert "1 min longer than expected" in client_of(alice).get(address).content.decode(), (
+            address
+        )
 
 
 # The timeline

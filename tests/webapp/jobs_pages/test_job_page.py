@@ -222,7 +222,7 @@ def test_a_running_job_that_says_nothing_more_is_shown_as_quiet_and_not_as_nearl
                 seconds
             )
             assert ("left" in found["words"], found["eta_seconds"]) == (
-                (False, None) if is_quiet else (True, 66.0)
+                (False, None) if is_quiet else (True, 66.0 - seconds)
             )
             assert (found["quiet_seconds"] is not None) == is_quiet
     Job.objects.update(
