@@ -1,5 +1,6 @@
 """The home page: what needs attention; and the search over everything."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -18,7 +19,9 @@ from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.hosts.use import HostUse, with_use
 from webapp.jobs.accuracy import accuracy_for
+from webapp.jobs.busy_hosts import busy_effect, busy_words
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState
 from webapp.jobs.progress import progress
@@ -47,7 +50,10 @@ class Attention(NamedTuple):
 def attention_for(user: User | AnonymousUser) -> list[Attention]:
     """Return the items that need attention in the user's teams, most urgent first."""
     used_up, nearly = _keys(user)
-    items = [*_backup(), *used_up, *_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
+    ready = Host.objects.visible_to(user).filter(kind__in=RUNS_JOBS, state=HostState.READY)
+    ready_hosts = list(with_use(ready.only("name", "slug", "last_seen_at")))
+    hosts = [*_silent_hosts(ready_hosts), *_busy_hosts(ready_hosts)]
+    items = [*_backup(), *used_up, *_failed_jobs(user), *hosts, *_stuck_jobs(user)]
     return [*items, *nearly][:MOST_JOBS]
 
 
@@ -100,9 +106,7 @@ def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:
     ]
 
 
-def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
-    hosts = Host.objects.visible_to(user).filter(kind__in=RUNS_JOBS, state=HostState.READY)
-    hosts = hosts.only("name", "slug", "last_seen_at")
+def _silent_hosts(hosts: Iterable[Host]) -> list[Attention]:
     silent = [host for host in hosts if contact_of(host) is Contact.UNREACHABLE]
     return [
         Attention(
@@ -114,6 +118,23 @@ def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
             "Open the host",
         )
         for host in silent
+    ]
+
+
+def _busy_hosts(hosts: Iterable[Host]) -> list[Attention]:
+    """Return the hosts that other programs than jobs keep busy."""
+    used = [(host, use) for host in hosts if (use := HostUse.of_row(host)) and not use.num_jobs]
+    return [
+        Attention(
+            "warn",
+            "triangle",
+            words,
+            busy_effect(use),
+            reverse("host-detail", args=[host.slug]),
+            "Open the host",
+        )
+        for host, use in used
+        if (words := busy_words(host, use))
     ]
 
 

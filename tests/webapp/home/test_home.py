@@ -4,15 +4,18 @@ from datetime import timedelta
 
 import pytest
 
-from tests.webapp.conftest import client_of, enrol, make_job
+from tests.webapp.conftest import client_of, enrol, make_beat, make_job
 from webapp.core.clock import now
 from webapp.hosts.models import Host
+from webapp.hosts.use import HostUse
 from webapp.jobs.accuracy import WINDOW_DAYS, accuracy_for
+from webapp.jobs.busy_hosts import busy_words
 from webapp.jobs.lookup import JobCounts
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.pages.home import FAILED_FOR, MOST_JOBS, QUEUED_TOO_LONG, attention_for, headline
 from webapp.plans.models import Plan
+from webapp.wizard.drafts import draft_begin
 
 # The first page: what needs a person, what runs, how good the predictions are.
 
@@ -73,6 +76,41 @@ def test_a_silent_host_needs_somebody(alice, host):
     found = attention_for(alice)
     assert found[0].title == f"{host.name} has been unreachable for 5 min"
     assert found[0].url == f"/hosts/{host.slug}/"
+
+
+def test_a_host_that_other_programs_keep_busy_is_said_on_home_and_before_a_launch(alice, host):
+    plan = draft_begin(team=host.team, owner=alice, preset="demo")
+    effect = "expect a run that starts now to be several times slower"
+    running = {"attempt_id": "01H" + "A" * 23, "fence": "01H" + "B" * 23, "phase": "running"}
+    for load, attempts, at_home, at_review in [
+        (0.1, (), False, False),
+        (0.9, (), True, True),
+        (0.9, ({**running, "last_seq": 1, "acked_seq": 1},), False, True),  # of a job: no problem
+    ]:
+        beat = make_beat(cpu_utilization=load, attempts=attempts).model_dump(mode="json")
+        Host.objects.filter(pk=host.pk).update(last_beat=beat, last_seen_at=now())
+        words = [item.title for item in attention_for(alice)]
+        said = f"90\xa0% of the processor of {host.name} is in use"
+        assert words == ([said] if at_home else []), (load, attempts)
+        review = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+        assert (said in review, effect in review) == (at_review, at_review), (load, attempts)
+    Host.objects.update(last_seen_at=now() - timedelta(minutes=5))  # an old figure says nothing
+    assert not [item for item in attention_for(alice) if "processor" in item.title]
+
+
+def test_another_program_on_a_gpu_is_busy_and_a_working_processor_beside_gpus_is_not(host):
+    gpu = {"uuid": "GPU-1", "memory_used_bytes": 2**30, "utilization": 0.5}
+    host.facts = {**host.facts, "gpus": [{"memory_bytes": 4 * 2**30}]}
+    for foreign, load, words in [
+        ((), 0.5, ""),
+        ((), 0.9, f"90\xa0% of the processor of {host.name} is in use"),
+        ((41,), 0.1, f"Other programs use 1 GPU of {host.name}"),
+    ]:
+        beat = make_beat(cpu_utilization=load, gpus=({**gpu, "foreign_pids": foreign},))
+        host.last_beat, host.last_seen_at = beat.model_dump(mode="json"), now()
+        use = HostUse.of(host)
+        assert busy_words(host, use) == words, (foreign, load)
+        assert (use.gpus, use.gpu_memory) == (0.5, 0.25)
 
 
 def test_a_job_that_waits_too_long_needs_somebody(alice, job):
