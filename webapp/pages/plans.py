@@ -254,7 +254,8 @@ def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:
 def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
         "columns": columns_for(answer, plan.document),
-        "comparison": comparison(answer, plan.document),
+        "comparison": comparison(answer, plan.document, has_front=True),
+        "slug": "review",
         **_ruled_out(answer),
     }
 

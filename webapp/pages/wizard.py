@@ -10,6 +10,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from planner.catalog.models import find_model
 from planner.specs.base import UnknownTechniqueError
+from planner.specs.estimate import PlannedStrategy
 from planner.techniques.registry import Technique
 from planner.techniques.registry import get as get_technique
 from runners.datasets.text import unix_lines
@@ -28,6 +29,7 @@ from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
 from webapp.pages.datasets import upload_of_request
 from webapp.pages.home import NAMED
+from webapp.plans.alternatives import choice_of, strategies_of
 from webapp.plans.models import Plan
 from webapp.plans.places import draft_shape
 from webapp.plans.planning import plan_compute, stored_answer
@@ -364,7 +366,7 @@ def plan_offers(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 @require_POST
 def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Apply the chosen suggestion or engine to the draft, plan it, and return to the step.
+    """Apply the chosen suggestion, strategy or engine, plan it, and return to the step.
 
     For a saved plan, a new draft of it is changed and shown.
     """
@@ -373,7 +375,13 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     answer, chosen = stored_answer(plan), request.POST.get("suggestion", "")
     is_old = request.POST.get("revision", "") not in {"", str(plan.revision)}
     changes: dict[str, object] | None = None
-    if engine := request.POST.get("engine", ""):
+    wanted: PlannedStrategy | None = None
+    strategy = request.POST.get("strategy", "")
+    if answer is not None and strategy in map(str, range(len(strategies_of(answer)))):
+        wanted = strategies_of(answer)[int(strategy)]
+        changes = choice_of(answer, plan.document, int(strategy))
+        whole = choice_of(answer, plan.document, int(strategy), is_whole=True)
+    elif engine := request.POST.get("engine", ""):
         changes = {"engine": engine}
     elif answer is not None and chosen in map(str, range(len(answer.suggestions))):
         changes = answer.suggestions[int(chosen)].changes
@@ -385,7 +393,16 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     if not plan.is_draft:
         plan = draft_of(plan, signed_in(request), is_untouched=True)
     _apply(request, proposals_fill(plan), changes)
+    if wanted is not None and not _is_first(plan, wanted):
+        _apply(request, plan, whole)
     return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
+
+
+def _is_first(plan: Plan, wanted: PlannedStrategy) -> bool:
+    """Return whether a strategy with its engine is the best of a plan's stored answer."""
+    found = stored_answer(plan)
+    best = found.plans[0] if found and found.plans else None
+    return best is not None and (best.strategy, best.engine) == (wanted.strategy, wanted.engine)
 
 
 def _apply(request: HttpRequest, plan: Plan, changes: dict[str, object]) -> None:

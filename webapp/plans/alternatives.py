@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from planner.catalog.devices import get_device
+from planner.catalog.engines import AUTO
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
@@ -21,6 +22,7 @@ from runners.plans.document import PlanDocument
 from runners.plans.latency_limits import figure_name
 from runners.plans.methods import METHOD_NAMES
 from runners.plans.pins import FIELD_TITLES
+from runners.plans.tuning import DERIVED
 from runners.plans.workloads import CompressWork
 from webapp.core.display import (
     DASH,
@@ -84,6 +86,32 @@ class Row:
     memory: str
     why: str
     is_chosen: bool
+    number: int = 0  # in ``strategies_of``
+
+
+def strategies_of(answer: PlanAnswer) -> tuple[PlannedStrategy, ...]:
+    """Return the ranked strategies, then the other Pareto-optimal ones, each once."""
+    ranked = [each.strategy for each in answer.plans]
+    others = (each for each in answer.pareto if each.strategy not in ranked)
+    return (*answer.plans, *others)
+
+
+def choice_of(
+    answer: PlanAnswer, document: PlanDocument, number: int, *, is_whole: bool = False
+) -> dict[str, Any]:
+    """Return the changes of a draft by which its plan is a strategy of ``strategies_of``.
+
+    Pinned is what differs from the chosen strategy; all of it with ``is_whole``, or if it lacks a
+    part of the chosen one.
+    """
+    wanted = strategies_of(answer)[number]
+    own, theirs = answer.plans[0].strategy.stated, wanted.strategy.stated
+    differing = {name: x for name, x in theirs.items() if x != own.get(name)}
+    is_partial = not is_whole and own.keys() <= theirs.keys()
+    pins = {**document.pins.stated, **(differing if is_partial else theirs)}
+    changes: dict[str, Any] = {"pins": {n: x for n, x in pins.items() if n not in DERIVED}}
+    is_open = answer.request is not None and answer.request.engine == AUTO
+    return {**changes, "engine": wanted.engine} if is_open else changes
 
 
 def columns_for(answer: PlanAnswer, document: PlanDocument) -> tuple[Column, ...]:
@@ -97,20 +125,39 @@ def columns_for(answer: PlanAnswer, document: PlanDocument) -> tuple[Column, ...
     return tuple(available)[:COLUMNS]
 
 
-def comparison(answer: PlanAnswer, document: PlanDocument) -> list[Row]:
-    """Return the ranked strategies, the chosen one first, each with its reason."""
+ON_THE_FRONT = "Nothing beats it in both figures of the chart"
+
+
+def comparison(
+    answer: PlanAnswer, document: PlanDocument, *, has_front: bool = False
+) -> list[Row]:
+    """Return the ranked strategies, the chosen one first, each with its reason.
+
+    ``has_front``: then the other Pareto-optimal ones.
+    """
     columns = columns_for(answer, document)
-    starts = [start_of(answer, plan) for plan in answer.plans]
+    plans = strategies_of(answer) if has_front else answer.plans
+    starts = [start_of(answer, plan) for plan in plans]
     first = _first_words(starts)
     return [
         Row(
             words=with_engine(_row_words(plan, document), plan, answer),
             cells=tuple(_cell(plan, column) for column in columns),
             memory=str(memory(plan.memory.per_device_peak_bytes)),
-            why=_with_need(_why(plan, answer.plans[0], columns[0]) if rank else first, start),
+            why=_with_need(
+                (
+                    _why(plan, answer.plans[0], columns[0])
+                    if rank < len(answer.plans)
+                    else ON_THE_FRONT
+                )
+                if rank
+                else first,
+                start,
+            ),
             is_chosen=rank == 0,
+            number=rank,
         )
-        for rank, (plan, start) in enumerate(zip(answer.plans, starts, strict=True))
+        for rank, (plan, start) in enumerate(zip(plans, starts, strict=True))
     ]
 
 
@@ -234,6 +281,7 @@ class Dot(NamedTuple):
     y: float
     words: str
     is_good: bool = True
+    number: int = 0  # of the strategy in ``strategies_of``
 
 
 class Tick(NamedTuple):
@@ -294,6 +342,7 @@ class Point(NamedTuple):
     y: float
     words: str
     loss: float
+    number: int = 0
 
 
 def frontier_of(answer: PlanAnswer, document: PlanDocument) -> Frontier | None:
@@ -303,12 +352,11 @@ def frontier_of(answer: PlanAnswer, document: PlanDocument) -> Frontier | None:
         return None
     (x_key, x_name, x_scale), (y_key, y_name, y_scale) = axes  # lower is better on the x axis
     points: list[Point] = []
-    for plan in (answer.plans[0], *answer.pareto, *answer.plans[1:]):
+    for at, plan in enumerate(strategies_of(answer)):
         x, y = figure_values(plan, x_key), figure_values(plan, y_key)
         if x and y:
             words = with_engine(strategy_words(plan.strategy), plan, answer)
-            points.append(Point(x[0] / x_scale, y[0] / y_scale, words, _loss(plan)))
-    points = [*dict.fromkeys(points)]
+            points.append(Point(x[0] / x_scale, y[0] / y_scale, words, _loss(plan), at))
     if len({point[:2] for point in points}) < FEWEST_OF_A_CURVE:
         return None
     drawing = draw_frontier(
@@ -349,7 +397,7 @@ def draw_frontier(
 
     def dot(point: Point) -> Dot:
         x, y = _x(point.x, x_max), _y(point.y, y_max)
-        return Dot(x, y, point.words, point.loss <= chosen.loss)
+        return Dot(x, y, point.words, point.loss <= chosen.loss, point.number)
 
     on_whole, on_good = chosen in whole, chosen in good
     where = "on it" if on_whole else "on the front of its quality" if on_good else "below it"

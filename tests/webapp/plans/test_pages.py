@@ -1,18 +1,23 @@
 """The list and the pages of a plan: tabs, what became of it, exports."""
 
 import json
+import re
 from html import unescape
 
 import pytest
 
 from planner.specs.estimate import PlanRequest
+from runners.plans.document import HardwareChoice, ModelChoice
+from tests.plugins.extent import sample
 from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, Measurement
+from webapp.plans.alternatives import strategies_of
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.planning import current_answer, plan_keep
+from webapp.plans.planning import current_answer, plan_compute, plan_keep, stored_answer
+from webapp.wizard.drafts import serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db
 TABS = ["", "alternatives/", "why/", "exports/", "history/"]
@@ -448,3 +453,32 @@ def test_advice_that_the_figures_contradict_is_on_the_why_tab(alice, served):
 
     assert "Against common advice" in html
     assert "<li>A rule of thumb says 2 GB; here it takes 3 GB.</li>" in html
+
+
+def test_each_alternative_when_chosen_is_the_plan_of_a_new_draft(alice, team):
+    document = serve_document(None)
+    document.model = ModelChoice(source="catalog", catalog_id="meta-llama/Llama-3.1-8B")
+    document.hardware = HardwareChoice(device="rtx-4090", devices_per_node=2)
+    for engine in sample((None, "vllm")):  # of several engines, and of one
+        document.hardware.engine = engine
+        plan = Plan.objects.create(team=team, owner=alice, draft=stored_draft(document))
+        plan_compute(plan)
+        saved, client = plan_keep(plan, f"70B {engine}", by="alice"), client_of(alice)
+        page = client.get(f"/plans/{saved.pk}/alternatives/").content.decode()
+        offered = [int(number) for number in re.findall(r'name="strategy" value="(\d+)"', page)]
+        strategies = strategies_of(stored_answer(saved))
+        assert offered == list(range(1, len(strategies))), engine
+        summary = client.get(f"/plans/{saved.pk}/").content.decode()
+        anchors = set(re.findall(r"/alternatives/#(strategy-\d+)", summary))
+        assert anchors <= set(re.findall(r'id="(strategy-\d+)"', page)), engine
+        for number in {*sample(offered), offered[-1]}:
+            sent = {"strategy": number, "step": "review", "revision": saved.revision}
+            answer = client.post(f"/plans/{saved.pk}/suggestion/", sent)
+            draft = Plan.objects.get(pk=answer["Location"].split("/")[2])
+            assert draft.base_id == saved.pk
+            found, wanted = stored_answer(draft).plans[0], strategies[number]
+            assert (found.strategy, found.engine) == (wanted.strategy, wanted.engine), number
+            draft.delete()
+    sent = {"strategy": len(strategies), "step": "review", "revision": saved.revision}
+    page = client.post(f"/plans/{saved.pk}/suggestion/", sent, follow=True).content.decode()
+    assert "belongs to an older verdict" in page
