@@ -104,12 +104,20 @@
       this.isDirty = true;
     }
 
+    /* Without a point and a prediction there is nothing that axes could be of. */
+    get isAwaited() {
+      return !this.figure.data.some((trace) => trace.x.length);
+    }
+
     async draw() {
       this.isDirty = false;
       this.drawnAt = performance.now();
+      if (this.isAwaited) return;
+      this.plot.classList.remove("awaited");
       const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
       const { data, layout } = resolve(this.figure);
       for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
+      layout.xaxis.showticklabels = this.measured.x.length > 0; // before it, time has not begun
       if (!this.isDrawn) this.plot.replaceChildren();
       this.element.dataset.drawn = String(this.measured.x.length); // from here on CSS sets the height
       layout.height = this.plot.clientHeight;

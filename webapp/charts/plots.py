@@ -515,6 +515,8 @@ def drawing(figure: Figure) -> dict[str, Any]:
     ]
     is_timed = "origin_ms" in figure["layout"].get("meta", {"origin_ms": ORIGIN_MS})
     levels = levels_between(box.y0, box.y1)
+    # Of a measured line without a point, time has not begun.
+    has_begun = all(trace["x"] for trace in figure["data"] if trace["name"] == "measured")
     return {
         "width": WIDTH,
         "height": HEIGHT,
@@ -529,7 +531,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
         ],
         "times": [
             {"x": f"{box.x(v):.1f}", "text": clock(v - ORIGIN_MS) if is_timed else number(v)}
-            for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
+            for v in ((box.x0, (box.x0 + box.x1) / 2, box.x1) if has_begun else ())
         ],
     }
 

@@ -81,6 +81,11 @@ class Drawn(ChartFigure):
     figures: tuple[JobFigure, ...] = ()
 
     @property
+    def is_awaited(self) -> bool:
+        """Return whether there is nothing to draw yet, so that axes would be made up."""
+        return not self.line.known and self.prediction is None
+
+    @property
     def rows(self) -> list[tuple[str, str]]:
         """Return a readable sample of the points as (time since start, value)."""
         start = self.figure["layout"]["meta"]["start_ms"]

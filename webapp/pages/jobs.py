@@ -60,6 +60,7 @@ from webapp.jobs.progress import (
 from webapp.jobs.replanning import NO_SHORTAGE, change_at, limit_words, replan
 from webapp.jobs.samples import samples_of
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
+from webapp.jobs.startup import startup_of
 from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.waiting import scheduler_words, waiting_sentence
 from webapp.live.stream import live_context, page_or_regions
@@ -203,6 +204,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "progress": progress(job),
         "seconds": elapsed_seconds(job),
         "expected_ms": expected_ms(job),
+        "startup": startup_of(job),
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
         "allowed": held,
