@@ -27,6 +27,11 @@ for (const tab of document.querySelectorAll(".tabs [aria-current]")) {
   tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft;
 }
 
+/* Filters of a list take effect as they are chosen; a text when it is entered. */
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submits] select")) event.target.form.requestSubmit();
+});
+
 document.addEventListener("submit", (event) => {
   const form = event.target;
   if (form.matches("[data-theme-switch]") && event.submitter) {

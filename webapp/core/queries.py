@@ -16,6 +16,7 @@ from django.core.paginator import Page, Paginator
 from django.db import DEFAULT_DB_ALIAS, connections, models, router
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Model, QuerySet
+from django.db.models.expressions import OrderBy
 from django.utils.timezone import localtime
 
 from runners.host.inventory import AGENT_VERSION
@@ -120,7 +121,26 @@ class NewestFirst:
         return list(self.sorted[:number])
 
 
-def page_by_key(keys: NewestFirst, rows: QuerySet[Row], number: int, size: int) -> Page[Row]:
+class InOrder:
+    """The keys of rows in any order; counted and sliced in SQL, which sorts every row."""
+
+    def __init__(self, rows: QuerySet[Row], *order: OrderBy | str) -> None:
+        self.sorted = rows.order_by(*order, "-id").values_list("pk", flat=True)
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return self.sorted.count()
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __getitem__(self, part: slice) -> list[str]:
+        return list(self.sorted[part])
+
+
+def page_by_key(
+    keys: NewestFirst | InOrder, rows: QuerySet[Row], number: int, size: int
+) -> Page[Row]:
     """Return one page of ``rows``, in the order of ``keys``.
 
     A number beyond the last page yields the last one, because lists become shorter.

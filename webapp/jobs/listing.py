@@ -13,7 +13,14 @@ from webapp.hosts.models import Host
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.jobs.permissions import AllowedActions, allowed
-from webapp.jobs.progress import KIND_WORDS, Progress, elapsed_seconds, main_ratio, progress
+from webapp.jobs.progress import (
+    KIND_WORDS,
+    AgainstPrediction,
+    Progress,
+    against_prediction,
+    elapsed_seconds,
+    progress,
+)
 
 MOST_PARTS = 100  # newest gang attempts searched for a host's jobs
 OF_JOB = (
@@ -36,7 +43,7 @@ class Row:
     kind: str
     progress: Progress
     seconds: float
-    ratio: float | None
+    against: AgainstPrediction | None
     allowed: AllowedActions
 
 
@@ -95,7 +102,7 @@ def rows_of(page: Page[Job], members: dict[str, Membership]) -> list[Row]:
             KIND_WORDS.get(job.kind, job.kind),
             progress(job),
             elapsed_seconds(job),
-            main_ratio(job.measurements.all()),
+            against_prediction(job.measurements.all()),
             allowed(members.get(job.team_id), job),
         )
         for job in page

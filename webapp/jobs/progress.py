@@ -12,8 +12,8 @@ from runners.jobspec.kinds import KINDS
 from runners.shared.reasons import Reason
 from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.core.display import about, clock, listed, memory
-from webapp.core.figures import MAIN_FIGURES
+from webapp.core.display import NBSP, TIMES, about, clock, listed, memory
+from webapp.core.figures import MAIN_FIGURES, definition_of
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import members_of
@@ -173,10 +173,42 @@ def _counted(job: Job) -> str:
     return f"{done:,.0f} of {total:,.0f} {job.progress_unit or 'steps'}"
 
 
-def main_ratio(measurements: Iterable[Measurement]) -> float | None:
-    """Return measured over predicted for the job's main figure."""
-    by_metric = {row.metric: row.ratio for row in measurements}
-    return next((by_metric[name] for name in MAIN_FIGURES if name in by_metric), None)
+class AgainstPrediction(NamedTuple):
+    """A job's main figure against its prediction: measured ÷ predicted, in words, the figure."""
+
+    ratio: float
+    words: str
+    figure: str
+
+
+SAME = 0.005  # from one, up to which a figure is as predicted
+PRECISE = 10.0  # factor from which on it is whole
+SEVERAL = 2.0  # from which on a factor is said, below it per cent
+
+
+def against_prediction(measurements: Iterable[Measurement]) -> AgainstPrediction | None:
+    """Return the job's main figure against its prediction; None without one."""
+    by_metric = {row.metric: row.ratio for row in measurements if row.ratio}
+    name = next((name for name in MAIN_FIGURES if name in by_metric), None)
+    if name is None:
+        return None
+    ratio, definition = by_metric[name], definition_of(name)
+    return AgainstPrediction(ratio, _ratio_words(ratio, definition.unit), definition.label)
+
+
+def _ratio_words(ratio: float, unit: str) -> str:
+    """Return for example ``58 times slower`` or, of memory, ``8 % less``."""
+    more, less = ("more", "less")
+    if unit in {"tokens_per_second", "seconds"}:
+        more, less = ("faster", "slower") if unit == "tokens_per_second" else ("slower", "faster")
+    if abs(ratio - 1) < SAME:
+        return "as predicted"
+    word, factor = (more, ratio) if ratio > 1 else (less, 1 / ratio)
+    if factor >= SEVERAL:
+        return (
+            f"{factor:.2g}{TIMES} {word}" if factor < PRECISE else f"{round(factor)}{TIMES} {word}"
+        )
+    return f"{round(abs(ratio - 1) * 100)}{NBSP}% {word}"
 
 
 # A job's state as text, including the silence of its host, the same on all pages.

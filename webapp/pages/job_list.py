@@ -1,14 +1,18 @@
 """The list of jobs: filters in the query string, pages, live rows."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
-from django.db.models import QuerySet
+from django.db.models import DurationField, Expression, ExpressionWrapper, F, QuerySet
+from django.db.models.expressions import OrderBy
+from django.db.models.functions import Coalesce, Lower, Now
 from django.http import HttpRequest, HttpResponse
+from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Membership, team_ids_of
-from webapp.core.parameters import page_number, reads_query
-from webapp.core.queries import NewestFirst, page_by_key
+from webapp.core.parameters import choice_in_query, page_number, reads_query
+from webapp.core.queries import InOrder, NewestFirst, page_by_key
 from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.jobs.listing import filter_jobs, list_rows, rows_of
 from webapp.jobs.lookup import visible_jobs
@@ -19,14 +23,32 @@ from webapp.live.stream import live_context, page_or_regions
 PAGE_SIZE = 50
 MOST_NAMED = 20  # values named where a filter has one that does not exist
 FILTERS = ("state", "kind", "host", "owner", "q")
+DURATION = Coalesce(F("ended_at"), Now()) - F("started_at")
+SORTS: dict[str, Expression | F] = {  # columns of the list by their names in the query
+    "created": F("created_at"),
+    "name": Lower("name"),
+    "started": F("started_at"),
+    "duration": ExpressionWrapper(DURATION, DurationField()),
+}
+NEWEST = "-created"
+LIVE = (JobState.QUEUED, JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING)
+FAILED = (JobState.FAILED, JobState.ERROR)
+
+
+class Head(NamedTuple):
+    """A column by which the list can be sorted: its direction now, and the query to turn it."""
+
+    name: str
+    direction: str  # of aria-sort, "" if the list is in another order
+    query: str
 
 
 @require_GET
-@reads_query(*FILTERS, "page")
+@reads_query(*FILTERS, "sort", "page")
 def job_list(request: HttpRequest) -> HttpResponse:
-    """List the teams' jobs, newest first, filtered by the query string."""
-    keys = NewestFirst(filtered_jobs(request), "created_at", team_ids_of(request.user))
-    page = page_by_key(keys, list_rows(), page_number(request), PAGE_SIZE)
+    """List the teams' jobs, filtered and sorted by the query string, else newest first."""
+    sort = choice_in_query(request, "sort", [s + n for n in SORTS for s in ("", "-")]) or NEWEST
+    page = page_by_key(_keys(request, sort), list_rows(), page_number(request), PAGE_SIZE)
     memberships = Membership.objects.filter(user__username=request.user.get_username())
     members = {row.team_id: row for row in memberships}
     is_filtered = any(request.GET.get(name) for name in FILTERS)
@@ -39,6 +61,8 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "unknown": unknown_values(request, KIND_WORDS, _owners(request)),
         "is_empty": not is_filtered and not page.paginator.count,
         "filters": request.GET,
+        "heads": {name: _head(request, name, sort) for name in SORTS},
+        "views": _views(request),
         "without_page": query.urlencode(),
         "states": JobState.choices,
         "kinds": KIND_WORDS.items(),
@@ -47,6 +71,47 @@ def job_list(request: HttpRequest) -> HttpResponse:
     }
     context |= live_context(request, ["jobs"])
     return page_or_regions(request, "jobs/list.html", "jobs/_list.html", context)
+
+
+def _keys(request: HttpRequest, sort: str) -> NewestFirst | InOrder:
+    """Return the keys of the list in an order; the newest first are read from an index."""
+    jobs = filtered_jobs(request)
+    if sort == NEWEST:
+        return NewestFirst(jobs, "created_at", team_ids_of(request.user))
+    column = SORTS[sort.removeprefix("-")]
+    is_descending = sort.startswith("-")
+    return InOrder(jobs, OrderBy(column, descending=is_descending, nulls_last=True))
+
+
+def _head(request: HttpRequest, name: str, sort: str) -> Head:
+    """Return a column's head; a press sorts by it, another turns the order."""
+    is_current = sort.removeprefix("-") == name
+    is_descending = sort.startswith("-")
+    turned = "" if is_descending else "-"
+    usual = "" if name == "name" else "-"  # the latest and the longest come first
+    direction = ("descending" if is_descending else "ascending") if is_current else ""
+    return Head(name, direction, _query(request, sort=(turned if is_current else usual) + name))
+
+
+def _query(request: HttpRequest, **changes: str) -> str:
+    query = request.GET.copy()
+    query.pop("page", None)
+    for key, value in changes.items():
+        query[key] = value
+    return query.urlencode()
+
+
+def _views(request: HttpRequest) -> list[tuple[str, str, bool]]:
+    """Return the usual views of the list: words, query, whether it is shown now."""
+    filters = {
+        "All": {},
+        "Mine": {"owner": request.user.get_username()},
+        "Live": {"state": ",".join(LIVE)},
+        "Failed": {"state": ",".join(FAILED)},
+        "My failed": {"owner": request.user.get_username(), "state": ",".join(FAILED)},
+    }
+    now = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
+    return [(words, urlencode(query), query == now) for words, query in filters.items()]
 
 
 def unknown_values(

@@ -380,7 +380,6 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     if answer is not None and strategy in map(str, range(len(strategies_of(answer)))):
         wanted = strategies_of(answer)[int(strategy)]
         changes = choice_of(answer, plan.document, int(strategy))
-        whole = choice_of(answer, plan.document, int(strategy), is_whole=True)
     elif engine := request.POST.get("engine", ""):
         changes = {"engine": engine}
     elif answer is not None and chosen in map(str, range(len(answer.suggestions))):
@@ -393,7 +392,8 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     if not plan.is_draft:
         plan = draft_of(plan, signed_in(request), is_untouched=True)
     _apply(request, proposals_fill(plan), changes)
-    if wanted is not None and not _is_first(plan, wanted):
+    if answer is not None and wanted is not None and not _is_first(plan, wanted):
+        whole = choice_of(answer, plan.document, int(strategy), is_whole=True)
         _apply(request, plan, whole)
     return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
 

@@ -1,12 +1,17 @@
 """The list of jobs: what it shows, how it filters by any query, what it costs."""
 
+import html
 import re
+from datetime import timedelta
 from itertools import product
+from urllib.parse import parse_qsl
 
 import pytest
+from django.utils.timezone import localtime
 
 from tests.webapp.conftest import client_of, enrol, make_job
 from tests.webapp.jobs.undone import undone
+from webapp.core.clock import now
 from webapp.jobs.models import Job, JobState, Measurement
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -66,8 +71,36 @@ def test_the_next_page_keeps_the_filters(as_alice, many):
     assert "?state=failed&amp;page=2" in page
 
 
+def test_the_list_is_sorted_by_a_column_with_filters_and_pages_kept(as_alice, many):
+    jobs = list(Job.objects.order_by("created_at"))
+    for at, job in enumerate(jobs[:4]):  # begun at different times, for different times
+        began = now() - timedelta(hours=at + 1)
+        ended = began + timedelta(minutes=(7, 3, 9, 1)[at])
+        Job.objects.filter(pk=job.pk).update(started_at=began, ended_at=ended)
+    for sort, first in [
+        ("created", [0, 1, 2]), ("-created", [59, 58]), ("-started", [0, 1, 2, 3]),
+        ("started", [3, 2, 1, 0]), ("-duration", [2, 0, 1, 3]), ("duration", [3, 1, 0, 2]),
+        ("name", [0, 1, 10, 11]), ("-name", [9, 8, 7]),
+    ]:  # fmt: skip
+        expected = [f"job number {number}" for number in first]
+        assert rows(as_alice, sort=sort)[: len(first)] == expected, sort
+    page = as_alice.get("/jobs/", {"sort": "-started", "owner": "alice"}).content.decode()
+    assert 'aria-sort="descending"><a class="sort" href="?sort=started&amp;owner=alice">' in page
+    assert '<input type="hidden" name="sort" value="-started">' in page
+    assert 'title="' + f"{localtime(now() - timedelta(hours=2)):%-d %b %Y}" in page
+    assert as_alice.get("/jobs/", {"sort": "owner"}).status_code == 400
+    assert len(rows(as_alice, sort="name", page=2)) == 10
+
+
+def test_the_usual_views_are_one_press_away(as_alice, many):
+    page = as_alice.get("/jobs/").content.decode()
+    views = re.findall(r'class="chip" href="/jobs/(?:\?([^"]*))?"', page)
+    found = [len(rows(as_alice, **dict(parse_qsl(html.unescape(query))))) for query in views]
+    assert found == [50, 30, 20, 20, 10]  # all, mine, live, failed, my failed
+
+
 def test_a_finished_job_shows_measured_over_predicted_by_its_speed(as_alice, finished):
-    assert "1.05" in as_alice.get("/jobs/").content.decode()
+    assert "5\xa0% faster" in as_alice.get("/jobs/").content.decode()
     by_metric = {row.metric: row.ratio for row in Measurement.objects.filter(job=finished)}
     assert by_metric["tokens_per_second"] == pytest.approx(1.05)
 

@@ -9,10 +9,11 @@ from django.utils import timezone
 from tests.webapp.conftest import client_of
 from webapp.audit.models import Event
 from webapp.core.clock import now
+from webapp.core.display import NBSP, TIMES
 from webapp.hosts.machines import price_of
 from webapp.jobs.measured_figures import costs_of
 from webapp.jobs.models import Job, JobState, Measurement
-from webapp.jobs.progress import elapsed_seconds, main_ratio, progress, timeline
+from webapp.jobs.progress import against_prediction, elapsed_seconds, progress, timeline
 
 
 def job_of(state="running", **fields) -> Job:
@@ -173,18 +174,20 @@ def test_how_long_a_job_ran_is_between_its_start_and_its_end():
         assert elapsed_seconds(job) == seconds, (started, ended)
 
 
-def test_one_ratio_stands_for_the_whole_job():
-    for metrics, ratio in [
-        ({"peak_memory_bytes": 0.5, "tokens_per_second": 0.9}, 0.9),
-        ({"step_seconds": 1.2, "peak_memory_bytes": 0.5}, 1.2),
-        ({"peak_memory_bytes": 0.5}, 0.5),
-        ({"ttft_seconds": 3.0}, None),
-        ({}, None),
+def test_one_figure_stands_for_the_whole_job_in_words():
+    for metrics, ratio, words in [
+        ({"peak_memory_bytes": 0.5, "tokens_per_second": 0.9}, 0.9, "10~% slower"),
+        ({"step_seconds": 1.2, "peak_memory_bytes": 0.5}, 1.2, "20~% slower"),
+        ({"step_seconds": 0.5}, 0.5, "2* faster"),
+        ({"tokens_per_second": 0.0173}, 0.0173, "58* slower"),
+        ({"tokens_per_second": 1.0004}, 1.0004, "as predicted"),
+        ({"peak_memory_bytes": 0.4}, 0.4, "2.5* less"),
     ]:
-        assert main_ratio(row(name, value) for name, value in metrics.items()) == ratio, (
-            metrics,
-            ratio,
-        )
+        found = against_prediction(row(name, value) for name, value in metrics.items())
+        said = words.replace("~", NBSP).replace("*", TIMES)
+        assert (found.ratio, found.words) == (ratio, said), metrics
+    for metrics in ({"ttft_seconds": 3.0}, {}):
+        assert against_prediction(row(name, value) for name, value in metrics.items()) is None
 
 
 # Joules and money on a job's page: measured beside predicted, with the prices of its host.

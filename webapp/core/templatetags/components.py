@@ -94,12 +94,12 @@ def progress(ratio: float | None, label: str = "Progress") -> SafeString:
 
 
 @register.simple_tag
-def ratio(value: float | None) -> SafeString:
-    """Render measured ÷ predicted as a dot on a scale from one half to twice."""
+def ratio(value: float | None, words: str = "") -> SafeString:
+    """Render measured ÷ predicted as a dot on a scale from one half to twice, beside ``words``."""
     if not value:
         return fragment("components/ratio.html", shown=None, at=0.0)
     at = min(100.0, max(0.0, 100 * value / (value + 1) * 1.5 - 25)) if value > 0 else 0.0
-    return fragment("components/ratio.html", shown=number(value), at=round(at, 1))
+    return fragment("components/ratio.html", shown=words or number(value), at=round(at, 1))
 
 
 @register.filter
