@@ -6,8 +6,77 @@
   const REDRAW_MS = 2000;
   const MAX_POINTS = 500;
   const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, scrollZoom: false, doubleClick: false };
+  const FEWEST_SMOOTHED = 8;
   const charts = new Map();
   let plotlyLoading = null;
+
+  /* How all charts of a page are shown: over the step or time, losses by their logarithm, smoothed.
+     The page that has the switches says so; others are over time as measured. */
+  const tools = document.querySelector("[data-chart-tools]");
+  const USUAL = { axis: "time", scale: "linear", smooth: "0" };
+  const steps = JSON.parse(document.getElementById("chart-steps")?.textContent ?? "[]").filter(([, step]) => step !== null);
+  const view = { ...USUAL, ...(tools ? { axis: "step", ...JSON.parse(localStorage.getItem("slipway.charts") ?? "{}") } : {}) };
+
+  /* The step that was done at an instant in ms; null before the first one. */
+  const stepAt = (t) => {
+    let low = 0, high = steps.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (steps[middle][0] <= t) low = middle + 1; else high = middle;
+    }
+    return low ? steps[low - 1][1] : null;
+  };
+
+  /* An exponential mean whose first values are not drawn to zero. */
+  const smoothed = (values, weight) => {
+    let mean = 0, share = 0;
+    return values.map((value) => {
+      if (value === null || value === undefined) return null;
+      mean = weight * mean + (1 - weight) * value;
+      share = weight * share + 1 - weight;
+      return mean / share;
+    });
+  };
+
+  /* Change a figure's copy to the chosen view. */
+  const apply = ({ data, layout }, section) => {
+    const measured = data.find((trace) => trace.meta?.metric);
+    const { start_ms: start, origin_ms: origin } = layout.meta;
+    const first = steps[0]?.[0];
+    if (start !== undefined && steps.length > 1) {
+      const instant = (x) => start + x - origin;
+      const kept = measured.x.map((x, i) => i).filter((i) => instant(measured.x[i]) >= first);
+      const isByStep = view.axis === "step";
+      const place = (x) => (isByStep ? stepAt(instant(x)) : x - (first - start));
+      const end = isByStep ? steps.at(-1)[1] : layout.xaxis.range[1] - (first - start);
+      const begin = isByStep ? steps[0][1] : origin;
+      measured.y = kept.map((i) => measured.y[i]);
+      measured.x = kept.map((i) => place(measured.x[i]));
+      for (const trace of data) if (trace.meta?.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : begin));
+      layout.xaxis.range = [begin, end];
+      if (isByStep) Object.assign(layout.xaxis, { type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" });
+    }
+    if (view.scale === "log" && section === "Quality" && measured.y.every((y) => y === null || y > 0)) {
+      layout.yaxis.type = "log";
+      delete layout.yaxis.range;
+    }
+    if (Number(view.smooth) && measured.y.length >= FEWEST_SMOOTHED) {
+      data.splice(data.indexOf(measured), 0, { ...measured, opacity: 0.3, hoverinfo: "skip", hovertemplate: undefined, meta: {} });
+      measured.y = smoothed(measured.y, Number(view.smooth));
+    }
+    layout.xaxis.fixedrange = false;
+    layout.dragmode = "zoom";
+    layout.uirevision += JSON.stringify(view);
+  };
+
+  /* One crosshair: where the pointer is in one chart, all others say their value. */
+  let isEchoed = false;
+  const echo = (source, act) => {
+    if (isEchoed) return;
+    isEchoed = true;
+    for (const other of charts.values()) if (other !== source && other.isDrawn && other.isVisible) act(other.plot);
+    isEchoed = false;
+  };
 
   /* Colours: tokens are light-dark() and oklch(), Plotly wants rgba. */
   const probe = document.createElement("i");
@@ -116,13 +185,18 @@
       this.plot.classList.remove("awaited");
       const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
       const { data, layout } = resolve(this.figure);
+      if (tools) apply({ data, layout }, this.element.dataset.section);
       for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
       layout.xaxis.showticklabels = this.measured.x.length > 0; // before it, time has not begun
       if (!this.isDrawn) this.plot.replaceChildren();
       this.element.dataset.drawn = String(this.measured.x.length); // from here on CSS sets the height
       layout.height = this.plot.clientHeight;
       layout.autosize = true;
-      await Plotly.react(this.plot, data, layout, CONFIG);
+      await Plotly.react(this.plot, data, layout, tools ? { ...CONFIG, doubleClick: "reset" } : CONFIG);
+      if (tools && !this.isDrawn) {
+        this.plot.on("plotly_hover", ({ xvals }) => echo(this, (plot) => Plotly.Fx.hover(plot, { xval: xvals[0] })));
+        this.plot.on("plotly_unhover", () => echo(this, (plot) => Plotly.Fx.unhover(plot)));
+      }
       this.isDrawn = true;
     }
   }
@@ -173,6 +247,10 @@
 
   /* The first point of all says where time begins. */
   const append = (metric, points) => {
+    if (metric === "step") {
+      steps.push(...points.filter(([t]) => t > (steps.at(-1)?.[0] ?? -Infinity)));
+      return;
+    }
     if (points.length && !timed().some((chart) => chart.measured.x.length)) {
       timed().forEach((chart) => { chart.figure.layout.meta.start_ms = points[0][0]; });
     }
@@ -210,6 +288,23 @@
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
   new MutationObserver(redrawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  const press = () => {
+    for (const button of tools.querySelectorAll("[data-view]")) {
+      button.setAttribute("aria-pressed", String(view[button.dataset.view] === button.value));
+    }
+  };
+  if (tools) {
+    tools.hidden = false;
+    if (steps.length < 2) tools.querySelector("[data-view='axis']").parentElement.hidden = true;
+    press();
+    tools.addEventListener("click", ({ target }) => {
+      if (!target.matches("[data-view]")) return;
+      view[target.dataset.view] = target.value;
+      localStorage.setItem("slipway.charts", JSON.stringify(view));
+      press();
+      redrawAll();
+    });
+  }
   setInterval(tick, 500);
   mount();
 })();

@@ -214,6 +214,42 @@ def charts_for(
     return charts
 
 
+SECTIONS = (
+    "Quality",
+    "Speed",
+    "Requests",
+    "Memory",
+    "Communication",
+    "Checkpoints",
+    "System",
+    "Other",
+)
+_QUALITY = re.compile(
+    r".*(loss|accuracy|f1|perplexity|learning_rate|grad_norm|scale)|source\d+_.*"
+)
+_SYSTEM = re.compile(r".*(utilization|energy|power|temperature|watts|joules).*")
+
+
+def section_of(chart: ChartSpec) -> str:
+    """Return the section of ``SECTIONS`` in which a chart stands among all of a job."""
+    name, found = chart.metric, "Other"
+    if name.startswith("checkpoint"):
+        found = "Checkpoints"
+    elif _MESSAGES.fullmatch(name):
+        found = "Communication"
+    elif name.endswith("_requests") or chart is KV_CACHE:
+        found = "Requests"
+    elif _SYSTEM.fullmatch(name):
+        found = "System"
+    elif _QUALITY.fullmatch(name):
+        found = "Quality"
+    elif chart.unit == "bytes":
+        found = "Memory"
+    elif chart.unit in {"seconds", "tokens_per_second"} or name.endswith("_per_second"):
+        found = "Speed"
+    return found
+
+
 def _message_chart(metric: str, *, is_exposed: bool, part: str) -> ChartSpec:
     """Return a chart of communication as a share of step time.
 
@@ -342,7 +378,7 @@ def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
         "x": [ORIGIN_MS + t - start_ms for t in series.t_ms],
         "y": [None if value is None else value * chart.scale for value in series.values],
         "line": {"color": "var(--measured)", "width": 1.75},
-        "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
+        "hovertemplate": f"measured: %{{y:,.4~r}} {chart.axis}<extra></extra>",
         "meta": {"metric": chart.metric, "scale": chart.scale},
     }
 
@@ -357,7 +393,7 @@ def _predicted(chart: ChartSpec, prediction: Prediction, end: int) -> list[Figur
         "x": [ORIGIN_MS, end],
         "y": [value, value],
         "line": {"color": "var(--predicted)", "width": 1.5, "dash": "6px,4px"},
-        "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>predicted</extra>",
+        "hovertemplate": f"predicted: %{{y:,.4~r}} {chart.axis}<extra></extra>",
         "meta": {"spans": "x"},
     }
     if prediction.low is None or prediction.high is None:

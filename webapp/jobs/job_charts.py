@@ -7,6 +7,7 @@ from datetime import datetime
 from webapp.charts.plots import (
     LOSS,
     MEMORY,
+    SECTIONS,
     SIDE_WORDS,
     ChartFigure,
     ChartSpec,
@@ -15,10 +16,12 @@ from webapp.charts.plots import (
     charts_for,
     clock,
     figure,
+    section_of,
     value_text,
 )
 from webapp.core.clock import now_ms
 from webapp.core.display import deviation_words, quantity
+from webapp.core.figures import STEP_SERIES
 from webapp.jobs.measured_figures import JobFigure, JobFigures, figures_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.points import Earlier, earlier_points, of_one_model, points_of
@@ -101,14 +104,50 @@ class Drawn(ChartFigure):
         ]
 
 
+@dataclass(frozen=True)
+class Section:
+    """Charts of one subject; those of a single point are its ``figures``: label and value."""
+
+    name: str
+    charts: tuple[Drawn, ...]
+    figures: tuple[tuple[str, str], ...]
+
+
+def sections_of(drawn: Iterable[Drawn], *, is_live: bool) -> list[Section]:
+    """Return charts by section; of a live job, one with a single point stays a chart."""
+    by_name: dict[str, list[Drawn]] = {}
+    for each in drawn:
+        by_name.setdefault(section_of(each.chart), []).append(each)
+    found = []
+    for name in SECTIONS:
+        charts = by_name.get(name, [])
+        single = [] if is_live else [each for each in charts if len(each.line.known) == 1]
+        figures = tuple(
+            (each.chart.title, value_text(each.line.known[0], each.chart)) for each in single
+        )
+        rest = tuple(each for each in charts if each not in single)
+        found += [Section(name, rest, figures)] if charts else []
+    return found
+
+
+def steps_among(drawn: list[Drawn]) -> tuple[list[Drawn], Series]:
+    """Return charts without that of the step, and the step as a series over time."""
+    step = next((each.line for each in drawn if each.chart.metric == STEP_SERIES), None)
+    rest = [each for each in drawn if each.chart.metric != STEP_SERIES]
+    return rest, step or Series(STEP_SERIES)
+
+
 def draw(
     job: Job,
     figures: JobFigures | None = None,
     *,
     is_complete: bool = False,
+    has_step: bool = False,
     part: Attempt | None = None,
 ) -> list[Drawn]:
     """Return a job's charts; with ``is_complete`` one for every reported metric.
+
+    ``has_step`` adds that of the step, which every reported metric includes.
 
     For a job on several hosts they show one ``part``, by default the first, which reports for
     the whole job. A job waiting for its next attempt shows earlier attempts.
@@ -117,7 +156,7 @@ def draw(
     described = shown or job.attempts.filter(node_rank=0).last()
     if described is None:
         return []
-    charts = _charts(job, described, is_complete=is_complete)
+    charts = _charts(job, described, is_complete=is_complete, has_step=has_step)
     metrics = [chart.metric for chart in charts]
     measured = of_one_model(job, points_of(shown, metrics)) if shown else {}
     earlier = earlier_points(job, shown, measured, metrics)
@@ -135,7 +174,7 @@ def draw(
     ]
 
 
-def _charts(job: Job, attempt: Attempt, *, is_complete: bool) -> list[ChartSpec]:
+def _charts(job: Job, attempt: Attempt, *, is_complete: bool, has_step: bool) -> list[ChartSpec]:
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
     # The GPU metrics that the host will report, so that charts exist in advance.
     gpus = [gpu["index"] for gpu in attempt.host.facts.get("gpus") or []]
@@ -143,10 +182,10 @@ def _charts(job: Job, attempt: Attempt, *, is_complete: bool) -> list[ChartSpec]
         f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")
     }
     kind = "serve" if job.spec.get("load") else job.kind  # the load test's own endpoint
-    return [
-        _adjusted(job, attempt, chart)
-        for chart in charts_for(kind, names, is_complete=is_complete)
-    ]
+    charts = charts_for(kind, names, is_complete=is_complete)
+    step = ChartSpec(STEP_SERIES, "Step", "", "", STEP_SERIES)
+    charts += [step] if has_step and not is_complete and STEP_SERIES in names else []
+    return [_adjusted(job, attempt, chart) for chart in charts]
 
 
 def _adjusted(job: Job, attempt: Attempt, chart: ChartSpec) -> ChartSpec:

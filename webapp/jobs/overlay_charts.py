@@ -1,16 +1,25 @@
-"""Charts of one metric of several jobs, each in its own colour from its own start."""
+"""Charts of one metric of several jobs, each in its own colour from its own start.
 
+They are over the step, if every job reported steps, so that what was trained the same lies over
+each other; else, or by choice, over the time since each job's start.
+"""
+
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from webapp.charts.plots import ORIGIN_MS, ChartFigure, ChartSpec, Figure, Series, clock, template
 from webapp.core.display import quantity
 from webapp.jobs.comparing import Side
-from webapp.jobs.job_charts import Drawn
+from webapp.jobs.job_charts import Drawn, steps_among
 
 TWIN_ROWS = 12
 HEADROOM = 1.08
 FEWEST_LINES = 2  # a metric of a single job is not compared
+FEWEST_STEPS = 2  # points that an axis of steps needs
+Axis = Literal["step", "time"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,22 @@ class Line:
 
     side: Side
     job_chart: Drawn
+    steps: Series
+    axis: Axis
+
+    @cached_property
+    def points(self) -> list[tuple[float, float | None]]:
+        """Return the points by place on the axis: a step, or ms since the job's start."""
+        series = self.job_chart.line
+        placed = zip(map(self._place, series.t_ms), series.values, strict=True)
+        return [(at, value) for at, value in placed if at is not None]
+
+    def _place(self, t_ms: int) -> float | None:
+        """Return an instant's place on the axis; None before the first step."""
+        if self.axis == "time":
+            return t_ms - self.start_ms
+        before = bisect_right(self.steps.t_ms, t_ms)
+        return self.steps.values[before - 1] if before else None
 
     @property
     def start_ms(self) -> int:
@@ -34,17 +59,13 @@ class Line:
             return f"{figure.definition.label.lower()} {figure.shown}"
         return f"last point {quantity(self.job_chart.series.known[-1], self.job_chart.chart.unit)}"
 
-    @property
-    def series(self) -> Series:
-        """Return the measured series, including earlier attempts."""
-        return self.job_chart.line
-
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay(ChartFigure):
     """One metric of all jobs that reported it."""
 
     lines: tuple[Line, ...]
+    axis: Axis = "time"
 
     @property
     def words(self) -> str:
@@ -53,37 +74,52 @@ class Overlay(ChartFigure):
 
     @property
     def twin(self) -> list[tuple[str, list[str]]]:
-        """Return the table equivalent: (time since start, value per job) at 12 moments."""
-        length = self.figure["layout"]["xaxis"]["range"][1] - ORIGIN_MS
-        moments = [length * (at + 1) / TWIN_ROWS for at in range(TWIN_ROWS)]
+        """Return the table equivalent: (place on the axis, value per job) at 12 places."""
+        begin, end = self.figure["layout"]["xaxis"]["range"]
+        moments = [(end - begin) * (at + 1) / TWIN_ROWS for at in range(TWIN_ROWS)]
+        first = 0 if self.axis == "time" else begin
         return [
-            (clock(moment), [_value_at(line, moment, self.chart.unit) for line in self.lines])
+            (
+                clock(moment) if self.axis == "time" else f"{first + moment:,.0f}",
+                [_value_at(line, first + moment, self.chart.unit) for line in self.lines],
+            )
             for moment in moments
         ]
 
 
-def _value_at(line: Line, moment_ms: float, unit: str) -> str:
-    before = [
-        value
-        for t, value in zip(line.series.t_ms, line.series.values, strict=True)
-        if value is not None and t - line.start_ms <= moment_ms
-    ]
-    has_ended = line.series.t_ms[-1] - line.start_ms < moment_ms - 1000 if before else True
+def _value_at(line: Line, place: float, unit: str) -> str:
+    before = [value for at, value in line.points if value is not None and at <= place]
+    slack = 1000 if line.axis == "time" else 0
+    has_ended = line.points[-1][0] < place - slack if before else True
     return "" if not before or has_ended else str(quantity(before[-1], unit))
 
 
-def overlays(sides: list[Side], charts_of_sides: list[list[Drawn]]) -> list[Overlay]:
+def axis_of(steps: Sequence[Series], chosen: str) -> Axis:
+    """Return the axis of a comparison: the chosen one, else steps if every job has them."""
+    has_steps = all(len(each.known) >= FEWEST_STEPS for each in steps)
+    return "step" if has_steps and chosen != "time" else "time"
+
+
+def overlays(
+    sides: list[Side], charts_of_sides: list[list[Drawn]], chosen: str = ""
+) -> list[Overlay]:
     """Return one chart per metric that at least two of the jobs reported."""
+    split = [steps_among(charts) for charts in charts_of_sides]
+    axis = axis_of([steps for _, steps in split], chosen)
     specs: dict[str, ChartSpec] = {}
     lines: dict[str, list[Line]] = {}
-    for side, charts in zip(sides, charts_of_sides, strict=True):
+    for side, (charts, steps) in zip(sides, split, strict=True):
         for each in charts:
-            if each.series.known:
+            line = Line(side, each, steps, axis)
+            if each.series.known and line.points:
                 specs.setdefault(each.chart.key, each.chart)
-                lines.setdefault(each.chart.key, []).append(Line(side, each))
+                lines.setdefault(each.chart.key, []).append(line)
     return [
         Overlay(
-            chart=specs[key], lines=tuple(metric_lines), figure=overlay(specs[key], metric_lines)
+            chart=specs[key],
+            lines=tuple(metric_lines),
+            figure=overlay(specs[key], metric_lines),
+            axis=axis,
         )
         for key, metric_lines in lines.items()
         if len(metric_lines) >= FEWEST_LINES
@@ -91,22 +127,29 @@ def overlays(sides: list[Side], charts_of_sides: list[list[Drawn]]) -> list[Over
 
 
 def overlay(chart: ChartSpec, lines: Sequence[Line]) -> Figure:
-    """Return a chart as Plotly ``data`` and ``layout``; time is relative to each job's start."""
-    end = ORIGIN_MS + max(1000, *(line.series.t_ms[-1] - line.start_ms for line in lines))
-    data = [trace for line in lines for trace in _predicted(chart, line, end)]
-    data += [_measured(chart, line) for line in lines]
+    """Return a chart as Plotly ``data`` and ``layout``, over the axis of its lines."""
+    is_timed = lines[0].axis == "time"
+    origin = ORIGIN_MS if is_timed else 0
+    begin = origin if is_timed else min(line.points[0][0] for line in lines)
+    end = origin + max(1000 if is_timed else 1, *(line.points[-1][0] for line in lines))
+    data = [trace for line in lines for trace in _predicted(chart, line, begin, end)]
+    data += [_measured(chart, line, origin) for line in lines]
     layout = template()
     layout["margin"]["r"] = 18
-    layout["xaxis"]["range"] = [ORIGIN_MS, end]
+    layout["xaxis"]["range"] = [begin, end]
+    if not is_timed:
+        layout["xaxis"] |= {"type": "linear", "tickformatstops": [], "tickformat": ",~r"}
+        layout["xaxis"]["hoverformat"] = ",~r"
     if chart.from_zero:
         tops = [y for trace in data for y in trace["y"] if y is not None]
         layout["yaxis"]["range"] = [0, max(tops, default=1.0) * HEADROOM or 1.0]
     layout["uirevision"] = chart.key
-    layout["meta"] = {"start_ms": 0, "origin_ms": ORIGIN_MS, "from_zero": chart.from_zero}
+    meta = {"start_ms": 0, "origin_ms": ORIGIN_MS} if is_timed else {}
+    layout["meta"] = {**meta, "from_zero": chart.from_zero}
     return {"data": data, "layout": layout}
 
 
-def _predicted(chart: ChartSpec, line: Line, end: int) -> list[Figure]:
+def _predicted(chart: ChartSpec, line: Line, begin: float, end: float) -> list[Figure]:
     prediction = line.job_chart.prediction
     if prediction is None:
         return []
@@ -116,31 +159,31 @@ def _predicted(chart: ChartSpec, line: Line, end: int) -> list[Figure]:
             "type": "scatter",
             "mode": "lines",
             "name": name,
-            "x": [ORIGIN_MS, end],
+            "x": [begin, end],
             "y": [prediction.value * chart.scale] * 2,
             "opacity": 0.75,
             "line": {"color": f"var(--series-{number})", "width": 1.25, "dash": "6px,4px"},
-            "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>{name}</extra>",
+            "hovertemplate": f"{name}: %{{y:,.4~r}} {chart.axis}<extra></extra>",
             "meta": {"class": f"series-{number} expected"},
         }
     ]
 
 
-def _measured(chart: ChartSpec, line: Line) -> Figure:
-    series, number = line.series, line.side.number
-    last = max(at for at, value in enumerate(series.values) if value is not None)
+def _measured(chart: ChartSpec, line: Line, origin: int) -> Figure:
+    number, values = line.side.number, [value for _, value in line.points]
+    last = max((at for at, value in enumerate(values) if value is not None), default=-1)
     return {
         "type": "scatter",
         "mode": "lines+text",
         "name": line.side.letter,
-        "x": [ORIGIN_MS + t - line.start_ms for t in series.t_ms],
-        "y": [None if value is None else value * chart.scale for value in series.values],
-        "text": [line.side.letter if at == last else "" for at in range(len(series.t_ms))],
+        "x": [origin + at for at, _ in line.points],
+        "y": [None if value is None else value * chart.scale for value in values],
+        "text": [line.side.letter if at == last else "" for at in range(len(values))],
         "textposition": "middle right",
         "textfont": {"color": f"var(--series-{number})", "size": 11},
         "cliponaxis": False,
         "line": {"color": f"var(--series-{number})", "width": 1.75},
-        "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>{line.side.letter}</extra>",
+        "hovertemplate": f"{line.side.letter}: %{{y:,.4~r}} {chart.axis}<extra></extra>",
         "meta": {
             "metric": f"{chart.metric}:{line.side.letter}",
             "scale": chart.scale,

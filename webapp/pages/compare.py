@@ -6,7 +6,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from webapp.core.parameters import reads_query
+from webapp.core.parameters import choice_in_query, reads_query
 from webapp.jobs.comparing import (
     MAX_JOBS,
     MIN_JOBS,
@@ -18,14 +18,15 @@ from webapp.jobs.comparing import (
     settings_of,
     sides_of,
 )
-from webapp.jobs.job_charts import draw
+from webapp.jobs.job_charts import draw, steps_among
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job, JobState
-from webapp.jobs.overlay_charts import overlays
+from webapp.jobs.overlay_charts import axis_of, overlays
 from webapp.jobs.progress import KIND_WORDS
 
 NUM_OFFERED = 30
+AXES = ("step", "time")
 UNPROCESSABLE = 422
 
 
@@ -67,7 +68,7 @@ def jobs_to_offer(request: HttpRequest, chosen: list[Job]) -> list[Job]:
 
 
 @require_GET
-@reads_query("choose", "all", repeated=(PARAMETER,))
+@reads_query("choose", "all", "axis", repeated=(PARAMETER,))
 def compare(request: HttpRequest) -> HttpResponse:
     """Compare the jobs in the URL, or show a list to choose from."""
     jobs = requested_jobs(request)
@@ -87,7 +88,8 @@ def compare(request: HttpRequest) -> HttpResponse:
 def _comparison(request: HttpRequest, jobs: list[Job]) -> dict[str, Any]:
     sides = sides_of(jobs)
     figures = [figures_of(job) for job in jobs]
-    drawn = [draw(job, each) for job, each in zip(jobs, figures, strict=True)]
+    drawn = [draw(job, each, has_step=True) for job, each in zip(jobs, figures, strict=True)]
+    axis = axis_of([steps_among(each)[1] for each in drawn], "")
     rows = rows_of(sides, figures)
     each = settings_of(jobs, request.user)
     different = [setting for setting in each if setting.differs]
@@ -102,7 +104,8 @@ def _comparison(request: HttpRequest, jobs: list[Job]) -> dict[str, Any]:
         "num_different": len(different),
         "shows_all": shows_all,
         "address": address,
-        "overlays": overlays(sides, drawn),
+        "overlays": overlays(sides, drawn, choice_in_query(request, "axis", AXES)),
+        "axes": AXES if axis == "step" else (),
         "kinds": _kinds(sides),
         "durations": [each.get("run_seconds") for each in figures],
         "can_add": len(jobs) < MAX_JOBS,

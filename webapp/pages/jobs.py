@@ -19,6 +19,7 @@ from webapp.accounts.services import has_role, membership_of, signed_in
 from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.display import clock
+from webapp.core.figures import STEP_SERIES
 from webapp.core.middleware import uncompressed
 from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
@@ -30,7 +31,7 @@ from webapp.jobs.compression_effect import before_after, significance_note, won_
 from webapp.jobs.endpoints import command_run, endpoint_of, key_shown_once, planned_command
 from webapp.jobs.evaluating import models_of
 from webapp.jobs.gangs import deciding_part
-from webapp.jobs.job_charts import Drawn, draw
+from webapp.jobs.job_charts import Drawn, draw, sections_of, steps_among
 from webapp.jobs.logs import Line, is_full, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import (
@@ -111,8 +112,11 @@ def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
     job = load_job(request, job_id)
     shown = shown_part(request, job)
     context = job_context(request, job, "job-metrics")
-    drawn = draw(job, is_complete=True, part=shown)
-    context |= {"charts": drawn, "points": fresh_points(request, shown, drawn)}
+    drawn, step = steps_among(draw(job, is_complete=True, part=shown))
+    is_live = job.state not in FINAL_STATES
+    context |= {"charts": drawn, "sections": sections_of(drawn, is_live=is_live)}
+    context |= {"points": fresh_points(request, shown, drawn)}
+    context["steps"] = [*zip(step.t_ms, step.values, strict=True)]
     context |= {"shown": shown, "parts": parts_for(job, shown, "job-metrics")}
     return page_or_regions(request, "jobs/metrics.html", "jobs/_metrics_regions.html", context)
 
@@ -279,7 +283,9 @@ def fresh_points(
     since = whole_in_query(request, "since", least=0, default=-1)
     if part is None or since < 0:
         return None
-    return points_since(part, [each.chart.metric for each in drawn], min(since, FOREVER_MS))
+    return points_since(
+        part, [STEP_SERIES, *(each.chart.metric for each in drawn)], min(since, FOREVER_MS)
+    )
 
 
 def log_context(lines: list[Line]) -> dict[str, Any]:

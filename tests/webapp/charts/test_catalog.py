@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from webapp.charts.plots import charts_for
+from webapp.charts.plots import SECTIONS, charts_for, section_of
 from webapp.charts.timelines import CHARTS, At, sweep_chart
 
 # Which charts a job has
@@ -128,3 +128,17 @@ def test_a_sweep_without_a_plan_or_of_one_point_is_drawn_too():
     assert [each["name"] for each in alone.figure["data"]] == ["measured"]
     assert alone.rows[0][0] == "2"
     assert len(alone.picture["paths"]) == 2
+
+
+def test_a_chart_of_each_subject_stands_in_its_section():
+    sections = {
+        "loss": "Quality", "learning_rate": "Quality", "source1_loss": "Quality",
+        "tokens_per_second": "Speed", "step_seconds": "Speed", "running_requests": "Requests",
+        "rss_bytes": "Memory", "gpu0_memory_bytes": "Memory", "communication_data_ratio": "Communication",
+        "checkpoint_seconds": "Checkpoints", "cpu_utilization": "System", "gpu0_utilization": "System",
+        "nobody_knows": "Other",
+    }  # fmt: skip
+    charts = charts_for("serve", sections, is_complete=True)
+    found = {each.metric: section_of(each) for each in charts}
+    assert {name: found[name] for name in sections} == sections
+    assert set(found.values()) <= set(SECTIONS)

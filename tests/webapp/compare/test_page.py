@@ -7,12 +7,15 @@ import pytest
 
 from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
+from tests.webapp.metrics.conftest import append
+from webapp.charts.plots import ORIGIN_MS
 from webapp.jobs import comparing
 from webapp.jobs.comparing import Side, cell_text, flat, setting_label, settings_of, sides_of
 from webapp.jobs.job_charts import draw
 from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
 from webapp.jobs.overlay_charts import overlays
+from webapp.metrics.store import Point
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -255,3 +258,47 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
 def test_one_process_beside_several_has_no_rows_of_a_rank():
     alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
     assert comparing._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
+
+
+def stepping(make_run, name: str, start_ms: int, paces: list[int]) -> Job:
+    """Return a run that began its steps some ms after its memory was first measured."""
+    job = make_run(name, 1.0, 4, points=0)
+    memory = [Point(1, 0, "host", {"rss_bytes": 1.0})]
+    losses = [
+        Point(1001 + at, start_ms + t, "job", {"loss": 8.0 - at, "step": float(at + 1)})
+        for at, t in enumerate(paces)
+    ]
+    append(job.current_attempt_id, [*memory, *losses])
+    return job
+
+
+def test_losses_lie_over_each_other_by_step_however_late_and_slow_a_run_was(make_run, alice):
+    late = stepping(make_run, "Late", 60_000, [0, 1000, 2000, 3000])
+    slow = stepping(make_run, "Slow", 5_000, [0, 9000, 18_000])
+    shown = page(alice, late, slow)
+    assert "Over the step" in shown
+    assert "axis=time#charts-title" in shown
+
+    jobs, found = [late, slow], {}
+    for axis in ("", "time"):
+        drawn = [draw(job, has_step=True) for job in jobs]
+        (loss,) = [
+            each for each in overlays(sides_of(jobs), drawn, axis) if each.chart.key == "loss"
+        ]
+        lines = [trace for trace in loss.figure["data"] if trace["mode"] == "lines+text"]
+        found[axis] = [trace["x"] for trace in lines]
+    assert found[""] == [[1, 2, 3, 4], [1, 2, 3]]
+    origin = ORIGIN_MS
+    assert found["time"] == [
+        [origin + 60_000, origin + 61_000, origin + 62_000, origin + 63_000],
+        [origin + 5_000, origin + 14_000, origin + 23_000],
+    ]
+    assert "Over time" in page(alice, late, slow, more="&axis=time")
+    assert get(alice, late, slow, more="&axis=epoch").status_code == 400
+
+
+def test_without_steps_of_every_job_they_are_over_time_with_no_switch(make_run, slow, alice):
+    stepped = stepping(make_run, "Steps", 0, [0, 1000, 2000])
+    shown = page(alice, stepped, slow)
+    assert "Over time" in shown
+    assert "axis=step" not in shown

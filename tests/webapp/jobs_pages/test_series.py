@@ -11,6 +11,7 @@ import pytest
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, new_attempt
 from webapp.agents.ingest import events_accept
+from webapp.charts.plots import SECTIONS
 from webapp.core.clock import now
 from webapp.jobs.comparing import sides_of
 from webapp.jobs.job_charts import Drawn, draw, span_ms
@@ -298,3 +299,26 @@ def test_a_short_run_is_still_drawn_point_by_point_after_it_was_rolled_up(as_ali
     page = as_alice.get(f"/jobs/{finished.pk}/").content.decode()
     figure = re.search(r'<script id="figure-loss" type="application/json">(.*?)</script>', page)
     assert json.loads(figure[1])["data"][-1]["y"] == [8.0, 7.0, 6.0, 5.0, 4.0]
+
+
+def test_metrics_stand_in_sections_with_single_points_as_figures_and_steps_for_the_axis(
+    as_alice, running, report
+):
+    report(("metric", {"source": "job", "values": {"checkpoint_seconds": 2.5}, "step": 4}))
+    address = f"/jobs/{running.pk}/metrics/"
+    live = as_alice.get(address)
+    names = [section.name for section in live.context["sections"]]
+    assert names == [name for name in SECTIONS if name in names]
+    assert {"Quality", "Speed", "Memory", "Checkpoints", "System"} <= set(names)
+    drawn = re.findall(r'data-chart="(\w+)"', live.content.decode())
+    assert "step" not in drawn
+    assert "checkpoint_seconds" in drawn  # more points may come
+    steps = [step for _, step in live.context["steps"]]
+    assert steps == [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert "data-chart-tools hidden" in live.content.decode()  # until its script shows it
+
+    report(("exited", EXIT_OK))
+    over = as_alice.get(address)
+    assert "checkpoint_seconds" not in re.findall(r'data-chart="(\w+)"', over.content.decode())
+    (section,) = [each for each in over.context["sections"] if each.name == "Checkpoints"]
+    assert [value.replace("\xa0", " ") for _, value in section.figures] == ["2.5 s"]
