@@ -140,14 +140,30 @@ def share(value: float) -> Quantity:
     return Quantity(number(100 * value) if _is_real(value) else NOTHING, "%")
 
 
+KILO = 1000.0
+LEAST_CENTS = 0.1  # US dollars, below which cents are too coarse
+
+
 def money(value: float) -> Quantity:
-    """Return an amount in US dollars, ready to show."""
-    return Quantity(number(value, 2 if value < 1 else 3), "$")
+    """Return an amount in US dollars: ``$4.95``, ``$0.0042``, ``$1 200``."""
+    if not _is_real(value):
+        return Quantity(NOTHING, "")
+    amount = abs(value)
+    if amount >= KILO:
+        digits = whole(amount)
+    else:
+        digits = f"{amount:.2f}" if amount >= LEAST_CENTS or not amount else number(amount, 2)
+    return Quantity(f"{MINUS if value < 0 else ''}${digits}", "")
+
+
+def money_an_hour(value: float) -> str:
+    """Return US dollars per hour: ``$0.74/h``."""
+    return f"{money(value)}/h"
 
 
 def money_for_tokens(value: float) -> Quantity:
-    """Return US dollars per million tokens, with the digits of ``money``."""
-    return Quantity(money(value).value, "$/M tok")
+    """Return US dollars per million tokens: ``$4.95 / 1M tokens``."""
+    return Quantity(money(value).value, "/ 1M tokens")
 
 
 def energy(value: float) -> Quantity:
@@ -286,7 +302,7 @@ UNIT_FORMATS = {
     "tokens_per_second": tokens_rate,
     "tokens": tokens,
     "usd": money,
-    "$/M tok": money_for_tokens,
+    "usd_per_million_tokens": money_for_tokens,
     "joules": energy,
     "joules_per_token": energy_of_a_token,
     "bytes_per_second": bandwidth,

@@ -42,7 +42,7 @@ from webapp.core.display import (
     capitalised,
     duration,
     memory,
-    money,
+    money_an_hour,
     parameters,
     sentence,
     whole,
@@ -54,7 +54,7 @@ from webapp.plans.engine_words import engine_title
 from webapp.plans.explanation import device_words, dtype_words, strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
-from webapp.plans.verdict import Verdict, estimate_figures, evidence_url, memory_rows
+from webapp.plans.verdict import ERROR_WORDS, Verdict, estimate_figures, evidence_url, memory_rows
 from webapp.wizard.drafts import stored_draft
 from webapp.wizard.forms import (
     Choice,
@@ -313,7 +313,7 @@ def _default_values(goal: str) -> dict[str, Any]:
 
 FIGURES = 4
 ENOUGH = {"fewest_devices", "cheapest_instance"}
-UNIT_WORDS = {"users": "requests", "USD per hour": "$ an hour"}
+UNIT_WORDS = {"users": "requests", "USD per hour": "$/h"}
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def value_words(value: float | str, unit: str) -> str:
     if unit == "parameters":
         return f"{parameters(value)} parameters"
     if unit == "USD per hour":
-        return f"{money(value)} an hour"
+        return money_an_hour(value)
     words = UNIT_WORDS.get(unit, unit)
     if value == 1:
         words = words.removesuffix("s")
@@ -432,7 +432,7 @@ def _own_figure(limit: Limit) -> tuple[Figure, ...]:
         return ()
     words = UNIT_WORDS.get(limit.unit, limit.unit)
     low, high = limit.interval or (None, None)
-    note, value = limit.estimate.error_class, float(limit.value)
+    note, value = ERROR_WORDS[limit.estimate.error_class], float(limit.value)
     return (Figure("The limit", value, words, low, high, note=note, evidence=evidence_url()),)
 
 

@@ -28,7 +28,7 @@ from webapp.core.display import (
     DASH,
     capitalised,
     memory,
-    money,
+    money_an_hour,
     number,
     parameters,
     quantity,
@@ -548,7 +548,7 @@ def _hourly(cluster: dict[str, Any] | None) -> list[str]:
         return []
     if device.price_usd_per_hour is None:
         return []
-    return [f"{money(device.price_usd_per_hour * spec.num_devices)} an hour in total"]
+    return [f"{money_an_hour(device.price_usd_per_hour * spec.num_devices)} in total"]
 
 
 # Replan a failed job with its measured memory need as a limit.

@@ -13,13 +13,23 @@ from planner.exports.export import CHECKPOINT_LABELS, ExportCase
 from planner.exports.llama_cpp import LLAMA_CPP, gguf_type
 from planner.exports.registry import SERVERS, export_case
 from planner.specs.base import PlannerError
-from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
+from planner.specs.estimate import ErrorClass, Estimate, PlanAnswer, PlannedStrategy, Rejection
 from planner.specs.units import DAY
 from runners.client.replies.plans import VerdictState
 from runners.plans.document import PlanDocument
 from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
-from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
+from webapp.core.display import (
+    Figure,
+    MemoryRow,
+    capitalised,
+    gib,
+    memory,
+    memory_row,
+    money,
+    money_an_hour,
+    money_for_tokens,
+)
 from webapp.plans.compression_gains import planned_gains
 from webapp.plans.engine_words import compared_words, engine_words
 from webapp.plans.explanation import (
@@ -30,6 +40,12 @@ from webapp.plans.explanation import (
     weights_words,
 )
 from webapp.plans.targets import Target, chance_below, odds_words, targets_of
+
+ERROR_WORDS: Mapping[ErrorClass, str] = {  # where the interval of a figure comes from
+    "calibrated on this host": "calibrated on this host",
+    "same family": "from similar hardware",
+    "datasheet only": "from data sheets",
+}
 
 # What an engine starts for a plan: the checkpoint as it is stored, or another one.
 
@@ -130,10 +146,10 @@ def price_of(best: PlannedStrategy | None) -> Price | None:
     if best.run_cost_usd is not None:
         further.append(f"{money(best.run_cost_usd)} for the run")
     if best.cost_usd_per_million_tokens is not None:
-        further.append(f"{money(best.cost_usd_per_million_tokens)} for a million tokens")
+        further.append(str(money_for_tokens(best.cost_usd_per_million_tokens)))
     return Price(
-        total=f"{money(hourly * count)} an hour for {devices}",
-        each=f"{money(hourly)} an hour for each" if count > 1 else "",
+        total=f"{money_an_hour(hourly * count)} for {devices}",
+        each=f"{money_an_hour(hourly)} for each" if count > 1 else "",
         more=tuple(further),
         sources=device_spec.price_source or "the catalog",
     )
@@ -421,13 +437,13 @@ GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("tokens_per_second_per_person", "Per request", "tokens_per_second"),
         ("ttft_seconds", "First token, mean", "seconds"),
         ("output_tokens_per_second", "Total", "tokens_per_second"),
-        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "usd_per_million_tokens"),
     ),
     "generate": (
         ("output_tokens_per_second", "Written", "tokens_per_second"),
         ("ttft_seconds", "Prefill", "seconds"),
         ("latency_seconds", "Time per batch", "seconds"),
-        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "usd_per_million_tokens"),
     ),
     "finetune": (
         ("tokens_per_second", "Speed", "tokens_per_second"),
@@ -435,7 +451,7 @@ GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("duration_seconds", "The whole run", "seconds"),
         ("run_cost_usd", "Cost of the run", "usd"),
         ("mfu", "Model FLOP utilisation", "share"),
-        ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
+        ("cost_usd_per_million_tokens", "Cost, all GPUs", "usd_per_million_tokens"),
     ),
     "compress": (
         ("duration_seconds", "Compression time", "seconds"),
@@ -457,7 +473,14 @@ def _figure(estimate: Estimate, name: str, label: str, unit: str, url: str) -> F
     if name == "perplexity_ratio":
         return Figure(label, value, unit, low, high, "published", "published", url)
     return Figure(
-        label, value, unit, low, high, note=estimate.error_class, href=url, evidence=evidence_url()
+        label,
+        value,
+        unit,
+        low,
+        high,
+        note=ERROR_WORDS[estimate.error_class],
+        href=url,
+        evidence=evidence_url(),
     )
 
 

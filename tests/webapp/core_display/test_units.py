@@ -166,8 +166,13 @@ def test_each_kind_of_figure_has_its_own_unit():
         (display.parameters, 8_030_261_248, "8.03 B"),
         (display.parameters, 405_853_388_800, "406 B"),
         (display.parameters, 12, "12"),
-        (display.money, 0.465, "0.47 $"),
-        (display.money, 2.59, "2.59 $"),
+        (display.money, 0.465, "$0.47"),
+        (display.money, 2.59, "$2.59"),
+        (display.money, 0.0042, "$0.0042"),
+        (display.money, 0.0, "$0.00"),
+        (display.money, 1234.4, "$1_234"),
+        (display.money, -2.5, "\N{MINUS SIGN}$2.50"),
+        (display.money_for_tokens, 4.95, "$4.95 / 1M tokens"),
     ]
     wrong = [
         (value, got, words)

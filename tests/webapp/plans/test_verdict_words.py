@@ -338,9 +338,9 @@ LLAMA_70B = "meta-llama/Llama-3.1-70B"
 def test_a_price_is_of_all_devices_and_says_so_and_its_providers_stand_apart():
     price = price_of(answer_of(LLAMA_70B, NODE, engine="vllm").plans[0])
     hourly = get_device("h100-sxm5-80gb").price_usd_per_hour
-    assert price.total == f"{8 * hourly:.1f}{NBSP}$ an hour for all 8 GPUs"
-    assert price.each == f"{hourly}{NBSP}$ an hour for each"
-    assert price.more[0].endswith("$ for a million tokens")
+    assert price.total == f"${8 * hourly:.2f}/h for all 8 GPUs"
+    assert price.each == f"${hourly:.2f}/h for each"
+    assert price.more[0].endswith(f"{NBSP}/ 1M tokens")
 
     price = price_of(answer_of(LLAMA_70B, NODE, engine="vllm").plans[0])
     assert "offers" not in str(price)
@@ -355,7 +355,7 @@ def test_a_training_says_the_money_of_its_run_and_its_utilisation():
     price = price_of(best)
     shown = {one.label: one.value for one in estimate_figures(best, document_of("pretrain"))}
 
-    assert price.more[0].endswith("$ for the run")
+    assert price.more[0].endswith(" for the run")
     assert shown["Cost of the run"] == pytest.approx(best.run_cost_usd)
     assert shown["Model FLOP utilisation"] == pytest.approx(best.performance.mfu)
 

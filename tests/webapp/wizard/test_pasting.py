@@ -77,7 +77,7 @@ def test_a_training_file_becomes_a_fine_tuning(alice, host):
 
 def test_a_data_set_of_the_hub_becomes_the_training_text_unless_its_name_is_none(alice, host):
     for name, source, words in (
-        ("tatsu-lab/alpaca", "hub", "workload.data_repository = tatsu-lab/alpaca"),
+        ("tatsu-lab/alpaca", "hub", "“Data set on the Hub” = tatsu-lab/alpaca"),
         ("tatsu--lab/alpaca", "host", "data set is not used: &#x27;tatsu--lab/alpaca&#x27;: "),
     ):
         answer = paste(alice, f"{AXOLOTL}datasets: [{{path: {name}, type: alpaca}}]\n")
@@ -189,5 +189,5 @@ def test_flags_without_effect_on_the_plan_are_kept_for_the_engine_that_takes_the
     assert sorted(launch.engine_args) == sorted(kept.split())
     assert launch.idle_stop_seconds == 3600
     page = client_of(alice).get(answer["Location"]).content.decode()
-    assert "launch.engine_args = --tool-call-parser hermes" in page
+    assert "“Further engine arguments” = --tool-call-parser hermes" in page
     assert "--download-dir" in page

@@ -1,5 +1,6 @@
 """Template tags: the current team, hosts, states and priorities of jobs."""
 
+import re
 from typing import Any, NamedTuple
 
 from django import template
@@ -8,6 +9,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from runners.plans.pins import FIELD_TITLES
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import chosen_of, is_at_least, memberships_in
 from webapp.core.display import fragment
@@ -103,3 +105,17 @@ def state_label(job: Job) -> SafeString:
     label = state_label_of(job)
     chip = status(label.state, label.word)
     return fragment("jobs/_standing.html", chip=chip, note=label.note) if label.note else chip
+
+
+_FIELD = re.compile(r"\b(?:workload|pins|hardware|constraints|launch)\.(\w+)")
+
+
+@register.filter
+def field_words(text: str) -> str:
+    """Return a text of the planner with fields of a document by their titles in the wizard."""
+
+    def title(found: re.Match[str]) -> str:
+        known = FIELD_TITLES.get(found[1])
+        return f"“{known}”" if known else found[0]
+
+    return _FIELD.sub(title, text)
