@@ -29,7 +29,7 @@ from webapp.jobs.points import (
     highest_of,
     main_row_of,
 )
-from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.progress import AS_PREDICTED, elapsed_seconds, ratio_words
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import read_raw
 
@@ -486,6 +486,27 @@ def cards_of(figures: JobFigures) -> Cards:
     rows = [each for each in rows if "/" not in each.name and each.name != "run_seconds"]
     first = sorted(rows, key=lambda each: each.predicted is None)
     return Cards(first[:MOST_CARDS], first[MOST_CARDS:], answer(rows))
+
+
+HEADLINES = (MAIN_FIGURES[:-1], ("peak_memory_bytes", "host_memory_bytes"))
+PLACES = {name: f"{name} its interval" for name in ("inside", "below", "above")}
+
+
+def outcome_words(figures: JobFigures, reasons: Sequence[str] = ()) -> str:
+    """Return a job's speed and memory against their predictions, and why they do not count."""
+    parts = []
+    for names in HEADLINES:
+        figure = next((figures[n] for n in names if n in figures and figures[n].ratio), None)
+        if figure is None or figure.ratio is None:
+            continue
+        said = ratio_words(figure.ratio, figure.unit)
+        than = "" if said == AS_PREDICTED else " than predicted"
+        where = PLACES.get(figure.place, "")
+        parts.append(f"{figure.definition.label} {said}{than}{f', {where}' if where else ''}")
+    if not parts:
+        return ""
+    why = f" Not counted: {reasons[0]}" if reasons else ""
+    return f"{'; '.join(parts)}.{why}"
 
 
 def answer(rows: Iterable[JobFigure]) -> str:

@@ -181,6 +181,7 @@ class AgainstPrediction(NamedTuple):
     figure: str
 
 
+AS_PREDICTED = "as predicted"
 SAME = 0.005  # from one, up to which a figure is as predicted
 PRECISE = 10.0  # factor from which on it is whole
 SEVERAL = 2.0  # from which on a factor is said, below it per cent
@@ -193,16 +194,16 @@ def against_prediction(measurements: Iterable[Measurement]) -> AgainstPrediction
     if name is None:
         return None
     ratio, definition = by_metric[name], definition_of(name)
-    return AgainstPrediction(ratio, _ratio_words(ratio, definition.unit), definition.label)
+    return AgainstPrediction(ratio, ratio_words(ratio, definition.unit), definition.label)
 
 
-def _ratio_words(ratio: float, unit: str) -> str:
+def ratio_words(ratio: float, unit: str) -> str:
     """Return for example ``58 times slower`` or, of memory, ``8 % less``."""
     more, less = ("more", "less")
     if unit in {"tokens_per_second", "seconds"}:
         more, less = ("faster", "slower") if unit == "tokens_per_second" else ("slower", "faster")
     if abs(ratio - 1) < SAME:
-        return "as predicted"
+        return AS_PREDICTED
     word, factor = (more, ratio) if ratio > 1 else (less, 1 / ratio)
     if factor >= SEVERAL:
         return (
@@ -263,11 +264,20 @@ def _hosts_of(job: Job) -> list[Host]:
     return [each.host for each in members_of(job.current_attempt) if each.ended_at is None]
 
 
+SERVING_PHASE = "Serving"  # of an endpoint that takes requests
+
+
+def is_serving(job: Job) -> bool:
+    """Return whether a job is an endpoint that takes requests: a service, without an end."""
+    is_running = job.kind == "serve" and job.state == JobState.RUNNING
+    return is_running and job.phase == SERVING_PHASE
+
+
 def state_label_of(job: Job) -> StateLabel:
     """Return a job's last known state as a label."""
     silence = silence_of(job)
     if silence is None:
-        return StateLabel(job.state)
+        return StateLabel("serving" if is_serving(job) else job.state)
     who = _who(silence) if job.num_hosts > 1 else ""
     duration = clock(silence.seconds)
     if not silence.is_lost:

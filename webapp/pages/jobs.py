@@ -37,6 +37,7 @@ from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import (
     cards_of,
     figures_of,
+    outcome_words,
     shortage_of,
     task_rows,
     why_energy_unmeasured,
@@ -52,6 +53,7 @@ from webapp.jobs.preflight_checks import ChecklistLine, checks_of, preflight_of
 from webapp.jobs.progress import (
     KIND_WORDS,
     elapsed_seconds,
+    is_serving,
     leftover_of,
     progress,
     remaining_seconds,
@@ -209,6 +211,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "seconds": elapsed_seconds(job),
         "expected_ms": expected_ms(job),
         "startup": startup_of(job),
+        "is_serving": is_serving(job),
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
         "allowed": held,
@@ -247,7 +250,10 @@ def overview_context(job: Job) -> dict[str, Any]:
     attempt = job.current_attempt
     job_figures = figures_of(job)
     drawn = draw(job, job_figures)
+    taught = calibration_effect_of(job)
+    reasons = [*filter(None, [taught.why]), *taught.reasons] if taught else []
     return {
+        "outcome_words": outcome_words(job_figures, reasons) if job.ended_at else "",
         "charts": drawn,
         "figures": cards_of(job_figures),
         "targets": targets_of(job, job_figures),
@@ -267,7 +273,7 @@ def overview_context(job: Job) -> dict[str, Any]:
         "narrow_dtypes": QUANTISED_DTYPES,
         **artefact_context(job),
         "models": models_of(job),
-        "taught": calibration_effect_of(job),
+        "taught": taught,
         **log_context(log_lines(attempt, limit=OVERVIEW_LOG_LINES)),
     }
 

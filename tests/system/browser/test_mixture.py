@@ -49,7 +49,7 @@ def mixed(visitors, stack):
     seen["review"] = page.inner_text("main").replace("\N{NO-BREAK SPACE}", " ")
     seen["job_id"] = launch(page)
     page.wait_for_selector("[data-state-now='succeeded']")
-    page.get_by_role("heading", name="Artefacts and next steps").wait_for()
+    page.get_by_role("heading", name="Artefacts").wait_for()
     yield page, seen
     page.close()
 

@@ -78,7 +78,7 @@ def watch_demo(page: Page, stack: Stack) -> dict[str, Any]:
     seen["empty_cards"] = [card for card in page.locator(".card").all_inner_texts() if not card]
     seen["stamp_then"] = page.inner_text("[data-stamp]")
     page.wait_for_selector("[data-state-now='succeeded']", timeout=LONG_MS)
-    page.get_by_role("heading", name="Artefacts and next steps").wait_for(timeout=LONG_MS)
+    page.get_by_role("heading", name="Artefacts").wait_for(timeout=LONG_MS)
     page.locator("#taught").wait_for(timeout=LONG_MS)
     page.get_by_role("link", name="the whole log").wait_for(timeout=LONG_MS)
     seen["same_document"] = page.evaluate("window.sameDocument === true")
@@ -231,7 +231,7 @@ def tune(page: Page, stack: Stack, finished_job: str) -> dict[str, Any]:
     seen["review"] = page.inner_text("main")
     seen["job_id"] = launch(page)
     page.wait_for_selector("[data-state-now='succeeded']", timeout=LONG_MS)
-    page.get_by_role("heading", name="Artefacts and next steps").wait_for(timeout=LONG_MS)
+    page.get_by_role("heading", name="Artefacts").wait_for(timeout=LONG_MS)
     seen["points"] = drawn_points(page, "loss")
     seen["end"] = page.inner_text("main")
     return seen

@@ -68,11 +68,35 @@ def test_a_finished_training_compares_measured_with_predicted_and_offers_what_it
     assert "Perplexity 61.5 measured here" in shown
     assert re.search(r'<form method="post" action="/models/\w+/evaluate/"', page)
     assert "Evaluate this model" in page
-    assert "Artefacts and next steps" in page
+    state = page.split('data-region="trouble"')[0]  # the first card: outcome and reason together
+    assert "Tokens per second of steps 5\xa0% faster than predicted, inside its interval" in state
+    assert "Peak memory 19\xa0% more than predicted, above its interval." in state.replace(
+        "&nbsp;", " "
+    )
+    assert page.index("Next steps") < page.index("Predicted against measured")
+    assert page.index("Predicted against measured") < page.index('id="artefacts-title"')
     assert re.search(r"preset=quantize&amp;model=\w{26}", page)
     assert "still uploading from Box" in page
     for absent in ("/download/", "data-live-topics", "live.js"):
         assert absent not in page
+
+
+def test_an_endpoint_that_takes_requests_is_a_service_and_not_a_job_that_turns(
+    as_alice, running, report
+):
+    Job.objects.filter(pk=running.pk).update(kind="serve", phase="Loading the model")
+    page = text_of(as_alice, running)
+    assert "Running" in page
+    assert 'class="turn"' in page
+    Job.objects.filter(pk=running.pk).update(
+        phase="Serving", started_at=now() - timedelta(minutes=72)
+    )
+    page = text_of(as_alice, running)
+    state = page.split('data-region="state"')[1].split('data-region="trouble"')[0]
+    assert re.search(r"Serving.*for 1 h 12 min", plain(state))
+    assert 'class="turn"' not in state.split("<details")[0]
+    assert "<summary>How it got there</summary>" in state
+    assert "Serving" in as_alice.get("/jobs/").content.decode()
 
 
 def test_a_chart_carries_its_figure_its_picture_its_prediction_its_sentence_and_its_table(

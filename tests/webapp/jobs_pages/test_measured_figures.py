@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.webapp.conftest import client_of, make_job
 from webapp.charts.plots import BY_KIND, Prediction, Series, charts_for
 from webapp.core.clock import now
-from webapp.core.display import NBSP
+from webapp.core.display import NBSP, TIMES
 from webapp.core.figures import REGISTRY, definition_of
 from webapp.jobs.compression_effect import before_after, significance_note, won_words
 from webapp.jobs.job_charts import caption, figure_words
@@ -19,6 +19,7 @@ from webapp.jobs.measured_figures import (
     cards_of,
     figures_of,
     metrics_of,
+    outcome_words,
     predictions,
     task_rows,
     utilisation_of,
@@ -437,3 +438,20 @@ def test_the_jobs_page_has_it_beside_the_plans(running, report, client, alice):
     assert "Model FLOP utilisation" in text
     assert "48.0 %" in text  # 0.4 x 3600 / 3000
     assert "predicted 40.0 %" in text
+
+
+def test_the_outcome_says_speed_and_memory_with_the_reason_why_they_do_not_count():
+    def figure(name, measured, low, high):
+        return JobFigure(definition_of(name), Prediction(1.0, low, high), measured, "measured")
+
+    figures = {
+        "tokens_per_second": figure("tokens_per_second", 0.15, 0.8, 1.2),
+        "peak_memory_bytes": figure("peak_memory_bytes", 1.08, 0.9, 1.1),
+    }
+    said = outcome_words(figures, ["Other programs used 1.8 of the 2 cores."])
+    assert said == (
+        f"Tokens per second 6.7{TIMES} slower than predicted, below its interval; "
+        f"Peak memory 8{NBSP}% more than predicted, inside its interval. "
+        "Not counted: Other programs used 1.8 of the 2 cores."
+    )
+    assert outcome_words({}) == ""

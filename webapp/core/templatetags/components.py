@@ -28,12 +28,13 @@ NAVIGATION = (
     ("/hosts/", "Hosts"),
     ("/models/", "Models"),
     ("/techniques/", "Techniques"),
+    ("/docs/", "Docs"),
 )
 PARTS = {
     "/jobs/": ("/workflows/", "/approvals/"),
     "/plans/": ("/tunings/",),
 }  # pages below an entry, at other addresses
-APART = frozenset({"Limits", "Queue", "Techniques"})  # in the account menu on phones
+APART = frozenset({"Limits", "Queue", "Techniques", "Docs"})  # in the account menu on phones
 THEMES = ("light", "dark")
 
 
@@ -128,6 +129,7 @@ LOOKS = {
     "preflight": StateStyle("live", "turn", "Preflight"),
     "starting": StateStyle("live", "turn", "Starting"),
     "running": StateStyle("live", "turn", "Running"),
+    "serving": StateStyle("good", "dot", "Serving"),
     "stopping": StateStyle("live", "turn", "Stopping"),
     "succeeded": StateStyle("good", "check", "Succeeded"),
     "failed": StateStyle("bad", "cross", "Failed"),
