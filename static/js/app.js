@@ -22,6 +22,23 @@ if (passing) {
   }, Number(passing.dataset.reloadMs));
 }
 
+/* Parts of a long page as tabs: the one that the address names, or that holds what it names. */
+const parts = [...document.querySelectorAll("[data-tab]")];
+function showPart() {
+  const named = location.hash.length > 1 ? document.getElementById(location.hash.slice(1)) : null;
+  const shown = named?.closest("[data-tab]") ?? parts[0];
+  for (const part of parts) part.hidden = part !== shown;
+  for (const link of document.querySelectorAll("[data-tabs] a")) {
+    if (link.hash === `#${shown.id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  if (named && named !== shown) named.scrollIntoView();
+}
+if (parts.length) {
+  showPart();
+  addEventListener("hashchange", showPart);
+}
+
 /* Of tabs that do not fit, the current one is in view. */
 for (const tab of document.querySelectorAll(".tabs [aria-current]")) {
   tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft;

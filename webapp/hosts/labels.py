@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from django import forms
 from django.db import transaction
 
 from webapp.audit.models import event_record, refuse_if_changed
-from webapp.hosts.machines import wrong_price
+from webapp.hosts.machines import HOURLY, PER_KWH, wrong_price
 from webapp.hosts.models import Host
 
 MAX_LABELS = 12
@@ -49,10 +49,38 @@ def labels_text(labels: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
-class LabelsForm(forms.Form):
-    """The labels of an existing host, including its prices."""
+PRICES = {"hourly": HOURLY, "per_kwh": PER_KWH}  # fields of the form and their labels
 
-    labels = LabelsField(label="Labels", help_text=f"As key=value, {LABELS_HINT}")
+
+class LabelsForm(forms.Form):
+    """The labels of an existing host, with its prices as fields of their own."""
+
+    labels = LabelsField(
+        label="Labels", help_text="As key=value, separated by spaces: gpu=4090 room=b12."
+    )
+    hourly = forms.CharField(
+        label="Price of an hour", required=False, max_length=20, help_text="US dollars, as 2.50"
+    )
+    per_kwh = forms.CharField(
+        label="Price of a kWh", required=False, max_length=20, help_text="US dollars, as 0.30"
+    )
+
+    @classmethod
+    def of(cls, labels: Mapping[str, object]) -> Self:
+        """Return the unbound form of a host's labels."""
+        own = {key: value for key, value in labels.items() if key not in PRICES.values()}
+        prices = {name: labels.get(key, "") for name, key in PRICES.items()}
+        return cls(initial={"labels": labels_text(own), **prices})
+
+    def clean(self) -> dict[str, Any]:
+        """Put the prices among the labels; refuse those that are none, at their field."""
+        values = super().clean() or {}
+        for name, key in PRICES.items():
+            if price := str(values.get(name) or "").strip():
+                if wrong := wrong_price({key: price}):
+                    self.add_error(name, wrong)
+                values.setdefault("labels", {})[key] = price
+        return values
 
 
 def labels_set(*, host: Host, labels: Mapping[str, str], by: str, seen: str = "") -> bool:

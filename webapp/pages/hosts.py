@@ -181,7 +181,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "is_operator": is_operator,
         "proof": latest_proof(host),
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
-        "labels_form": LabelsForm(initial={"labels": labels_text(host.labels)}),
+        "labels_form": LabelsForm.of(host.labels),
     }
     context |= models_context(request, host)
     return context | live_context(request, [f"host:{host.pk}", "jobs"])

@@ -321,7 +321,8 @@ def test_an_operator_gives_a_host_labels_and_prices(host, olga):
     assert labels_of(host) == {"gpu": "4090", "usd_per_hour": "2.50", "usd_per_kwh": "0.30"}
     assert "usd_per_hour=2.50 usd_per_kwh=0.30. The prices apply from now on." in page
     assert "Labels: gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30" in page  # among its events
-    assert 'value="gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30"' in page
+    assert 'name="labels" value="gpu=4090"' in page
+    assert 'name="hourly" value="2.50"' in page
 
 
 def test_the_planner_reckons_with_the_new_price(host, olga):
@@ -329,6 +330,28 @@ def test_the_planner_reckons_with_the_new_price(host, olga):
     save(host, olga, "usd_per_kwh=0.30")
     host.refresh_from_db()
     assert (before, cluster_for_host(host).electricity_usd_per_kwh) == (None, 0.30)
+
+
+def test_prices_are_fields_of_their_own_and_a_wrong_one_is_refused_beside_its_own(host, olga):
+    url, client = reverse("host-labels", args=[host.slug]), client_of(olga)
+    client.post(url, {"labels": "room=b12", "hourly": "2.50", "per_kwh": ""})
+    assert labels_of(host) == {"room": "b12", "usd_per_hour": "2.50"}
+    page = client.get(f"/hosts/{host.slug}/").content.decode()
+    fields = dict(re.findall(r'name="(labels|hourly|per_kwh)" value="([^"]*)"', page))
+    assert fields == {"labels": "room=b12", "hourly": "2.50"}
+    wrong = client.post(url, {"labels": "room=b12", "hourly": "free"})
+    assert wrong.status_code == 400
+    assert "is not a valid price" in wrong.content.decode().split('id="id_hourly_error"')[1][:80]
+    client.post(url, {"labels": "room=b12", "hourly": ""})
+    assert labels_of(host) == {"room": "b12"}
+
+
+def test_the_page_has_its_parts_as_tabs_that_are_links_without_scripts(host, olga, alice):
+    for user, names in [(olga, 6), (alice, 5)]:
+        page = client_of(user).get(f"/hosts/{host.slug}/").content.decode()
+        links = re.findall(r'<a href="#(\w+)">', page.split("data-tabs>")[1].split("</nav>")[0])
+        assert links == re.findall(r'id="(\w+)" data-tab>', page)
+        assert len(links) == names
 
 
 def test_the_event_says_who_changed_what(host, olga):
