@@ -1,6 +1,7 @@
 """Documentation pages: Markdown files in templates/docs, found and rendered."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from markdown.extensions.toc import slugify_unicode
 
 from webapp.bench.technique_states import ratio_table, state_table
 from webapp.core.figures import figure_table
+from webapp.core.parameters import reads_query
 
 # Find and render documentation pages: Markdown files in templates/docs.
 
@@ -29,6 +31,75 @@ TABLES = {
 }
 RENAMED = {"postgres": "configuration"}  # pages, by their former path
 LINK = re.compile(r'href="(?!https?:|/|#|mailto:)([a-z0-9/.-]+?)\.md(#[\w-]+)?"')
+
+
+TASKS: dict[str, tuple[str, ...]] = {  # pages by what a reader wants to do, in reading order
+    "Start": ("index", "walk", "glossary"),
+    "Plan": ("planner", "layouts", "techniques", "compression", "training-memory", "tuning"),
+    "Run": (
+        "jobs", "training-data", "models-by-name", "generation", "workflows", "queue", "failures",
+    ),
+    "Serve": ("serving", "deployments", "endpoints"),
+    "Hosts": ("hosts", "slurm"),
+    "Operate": (
+        "configuration", "operations", "backup", "proxies", "command-line-server", "threats",
+        "trust", "asvs",
+    ),
+    "Reference": (
+        "command-line", "api", "agents", "figures", "accuracy", "quality", "layout-times",
+        "training-kernels",
+    ),
+    "Change Slipway": ("architecture", "tests"),
+}  # fmt: skip
+READING_ORDER = tuple(path for paths in TASKS.values() for path in paths)
+MOST_FOUND = 20
+SHORTEST_WORD = 2
+EXCERPT = 160  # characters around the first word that was found
+
+
+@dataclass(frozen=True)
+class Found:
+    """A section of a page that has all words of a search."""
+
+    url: str
+    title: str
+    heading: str
+    excerpt: str
+
+
+@cache
+def _sections() -> tuple[tuple[str, str, str, str], ...]:
+    """Return each page's sections: path, heading, anchor, text without markup."""
+    found = []
+    for path in page_paths():
+        text = (DOCS_ROOT / f"{path}.md").read_text(encoding="utf-8").partition("\n")[2]
+        for at, part in enumerate(re.split(r"^## ", text, flags=re.MULTILINE)):
+            heading, _, body = part.partition("\n") if at else ("", "", part)
+            plain = re.sub(r"[*`#|]|\[\[.*?\]\]|\]\([^)]*\)|\[|<[^>]*>", " ", f"{heading}\n{body}")
+            anchor = slugify_unicode(heading, "-") if heading else ""
+            found.append((path, heading.replace("`", ""), anchor, " ".join(plain.split())))
+    return tuple(found)
+
+
+def search_docs(query: str) -> list[Found]:
+    """Return the sections that have every word of a query, those with it in a title first."""
+    words = [word for word in query.casefold().split() if len(word) >= SHORTEST_WORD]
+    if not words:
+        return []
+    matches = []
+    for path, heading, anchor, text in _sections():
+        title = page_title(path)
+        whole = f"{title} {text}".casefold()
+        if not all(word in whole for word in words):
+            continue
+        in_title = sum(word in f"{title} {heading}".casefold() for word in words)
+        count = sum(whole.count(word) for word in words)
+        start = max(0, text.casefold().find(words[0]) - EXCERPT // 2)
+        excerpt = f"{'… ' if start else ''}{text[start : start + EXCERPT]} …"
+        url = f"/docs/{path}{f'#{anchor}' if anchor else ''}"
+        matches.append((in_title, count, Found(url, title, heading, excerpt)))
+    matches.sort(key=lambda each: (-each[0], -each[1], each[2].url))
+    return [found for *_, found in matches[:MOST_FOUND]]
 
 
 @dataclass(frozen=True)
@@ -106,18 +177,30 @@ def _picture(name: str) -> str:
 
 
 @require_GET
+@reads_query("q")
 def docs_page(request: HttpRequest, page: str) -> HttpResponse:
-    """Show one page of the documentation with the list of all pages."""
+    """Show one page of the documentation with all pages by task, or what ``q`` finds in them."""
     found = find_page(page)
     if found is None and (name := RENAMED.get(page.strip("/"))):
         return redirect("docs", name, permanent=True)
     if found is None:
         raise Http404(page)
-    listed = [(path, page_title(path)) for path in page_paths()]
+    query = request.GET.get("q", "").strip()
+    decisions = [path for path in page_paths() if "/" in path]
+    order = [*READING_ORDER, *decisions]
+    at = order.index(found.path)
     context = {
         "page": found,
         "html": mark_safe(found.html),  # noqa: S308 -- rendered from our own files only
-        "guides": [entry for entry in listed if "/" not in entry[0]],
-        "decisions": [entry for entry in listed if "/" in entry[0]],
+        "tasks": [(task, _titled(paths)) for task, paths in TASKS.items()],
+        "decisions": _titled(decisions),
+        "before": _titled(order[at - 1 : at])[0] if at else None,
+        "after": _titled(order[at + 1 : at + 2])[0] if at + 1 < len(order) else None,
+        "sought": query,
+        "found": search_docs(query),
     }
     return render(request, "docs/page.html", context)
+
+
+def _titled(paths: Iterable[str]) -> list[tuple[str, str]]:
+    return [(path, page_title(path)) for path in paths]

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of
 from webapp.core.figures import REGISTRY
-from webapp.pages.docs import DOCS_ROOT, RENAMED, _finish, find_page, page_paths, page_title
+from webapp.pages.docs import (
+    DOCS_ROOT,
+    READING_ORDER,
+    RENAMED,
+    _finish,
+    find_page,
+    page_paths,
+    page_title,
+    search_docs,
+)
 
 PATHS = page_paths()
 PAGES = {path: find_page(path) for path in PATHS}
@@ -50,6 +59,41 @@ def test_the_first_page_is_the_index_which_lists_every_page_and_takes_no_write(a
     assert "How Slipway works" in html
     assert [path for path in PATHS[1:] if f"/docs/{path}" not in html] == []
     assert client.post("/docs/").status_code == 405
+
+
+def test_every_page_belongs_to_one_task():
+    guides = [path for path in PATHS if "/" not in path]
+    assert sorted(READING_ORDER) == sorted(guides)
+
+
+@pytest.mark.django_db
+def test_pages_lead_to_the_next_ones_and_to_their_own_headings(alice):
+    client, order = client_of(alice), [*READING_ORDER, *DECISIONS]
+    for before, path, after in zip(["", *order[:-1]], order, [*order[1:], ""], strict=True):
+        html = client.get(f"/docs/{path}").content.decode()
+        turned = re.findall(r'<a rel="(prev|next)"[^>]* href="/docs/([^"]+)"', html)
+        assert turned == [each for each in (("prev", before), ("next", after)) if each[1]], path
+        if contents := html.partition('class="contents"')[2]:
+            anchors = re.findall(r'<a href="#([^"]+)"', contents)
+            assert anchors, path
+            assert all(f'id="{each}"' in html for each in anchors), path
+
+
+@pytest.mark.django_db
+def test_a_search_finds_sections_by_all_words_and_titles_first(alice):
+    client = client_of(alice)
+    found = search_docs("slurm login")
+    assert found
+    assert found[0].url.startswith("/docs/slurm")
+    for each in search_docs("heartbeat"):
+        page = client.get(each.url.partition("#")[0]).content.decode()
+        anchor = each.url.partition("#")[2]
+        assert not anchor or f'id="{anchor}"' in page, each.url
+    assert search_docs("zzzz heartbeat") == search_docs("") == []
+    html = client.get("/docs/", {"q": "<b>zzzz"}).content.decode()
+    assert "No page has all of these words" in html
+    assert "<b>zzzz" not in html
+    assert client.get("/docs/", {"page": "2"}).status_code == 400
 
 
 @pytest.mark.django_db
