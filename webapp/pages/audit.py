@@ -2,11 +2,16 @@
 
 import csv
 import json
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote
 
+from django.contrib.auth.models import User
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Role
@@ -15,6 +20,9 @@ from webapp.audit.models import Event, Link
 from webapp.audit.reading import EXACT, filter_events, visible_events
 from webapp.core.display import cell
 from webapp.core.parameters import day_in_query, page_number, reads_query
+from webapp.hosts.models import Host
+from webapp.jobs.models import Job
+from webapp.plans.models import Plan
 
 PAGE_SIZE = 50
 MOST_EXPORTED = 20_000
@@ -36,12 +44,38 @@ def audit_list(request: HttpRequest) -> HttpResponse:
         "filters": request.GET,
         "query": query.urlencode(),
         "kinds": _kinds(request),
+        "objects": _objects(page),
         "sealed": set(sealed.values_list("event_id", flat=True)),
         "most": MOST_EXPORTED,
     }
     response = render(request, "audit/list.html", context)
     response["Cache-Control"] = "no-store"
     return response
+
+
+class Named(NamedTuple):
+    """An object of an event: its name and its page."""
+
+    name: str
+    url: str
+
+
+def _objects(events: Iterable[Event]) -> dict[str, Named]:
+    """Return the jobs, plans, hosts and people of events that still exist, by their id."""
+    ids = {event.subject for event in events if event.subject}
+    jobs = Job.objects.filter(pk__in=ids, deleted_at=None).values_list("pk", "name")
+    plans = Plan.objects.filter(pk__in=ids, deleted_at=None).values_list("pk", "name")
+    hosts = Host.objects.filter(pk__in=ids).values_list("pk", "name", "slug")
+    people = {key for key in ids if key.isascii() and key.isdigit()}
+    users = User.objects.filter(pk__in=people).values_list("pk", "username")
+    return {
+        **{key: Named(name, reverse("job-detail", args=[key])) for key, name in jobs},
+        **{key: Named(name or "plan", reverse("plan-detail", args=[key])) for key, name in plans},
+        **{key: Named(name, reverse("host-detail", args=[slug])) for key, name, slug in hosts},
+        **{
+            str(key): Named(name, f"{reverse('audit')}?actor={quote(name)}") for key, name in users
+        },
+    }
 
 
 @require_GET

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from datetime import timedelta
 
 import pytest
@@ -314,6 +315,20 @@ def test_the_newest_comes_first_says_whether_it_is_sealed_and_shows_markup_as_te
     assert "pending" not in admin.get("/audit/").content.decode()
     happen_in(team, actor="<script>alert(1)</script>")
     assert "<script>alert(1)" not in admin.get("/audit/").content.decode()
+
+
+def test_objects_are_links_with_their_names_and_what_is_gone_is_its_id(
+    admin, team, alice, job, host
+):
+    for subject in (job.pk, host.pk, str(alice.pk), "01H" + "Z" * 23):
+        happen_in(team, subject=subject)
+    page = admin.get("/audit/").content.decode()
+    for url, name in [
+        (f"/jobs/{job.pk}/", job.name), (f"/hosts/{host.slug}/", host.name),
+        ("/audit/?actor=alice", "alice"),
+    ]:  # fmt: skip
+        assert re.search(rf'href="{re.escape(url)}" title="[^"]+">{name}</a>', page), url
+    assert f"<code>01H{'Z' * 23}</code>" in page
 
 
 def test_another_teams_history_and_the_administrations_are_not_shown(admin, team, other_team):

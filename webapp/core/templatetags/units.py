@@ -1,6 +1,6 @@
 """Filters that format values in base units; see ``webapp/core/display.py``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from django import template
@@ -68,3 +68,9 @@ def ago(value: datetime | None) -> str:
         return "never"
     seconds = (now() - value).total_seconds()
     return "just now" if seconds < A_BREATH_SECONDS else f"{display.coarse(seconds)} ago"
+
+
+@register.filter
+def at(table: Mapping[str, object], key: str) -> object:
+    """Return the entry of a table at a key, None without one: ``{{ names|at:event.subject }}``."""
+    return table.get(key)
