@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -15,22 +17,29 @@ from planner.catalog.models import (
     find_model,
     get_entry,
     get_model,
-    list_models,
 )
 from planner.specs.base import PlannerError, UnknownTechniqueError
+from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
 from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
-from webapp.accounts.services import current_team, has_role, membership_of, require_role
+from webapp.accounts.services import (
+    chosen_of,
+    current_team,
+    has_role,
+    membership_of,
+    memberships_of,
+    require_role,
+)
 from webapp.bench.ratios import level_of, stored
 from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
 from webapp.core.display import Figure
 from webapp.core.figures import REGISTRY
 from webapp.core.names import checked_name
-from webapp.core.parameters import reads_query
+from webapp.core.parameters import choice_in_query, page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
@@ -40,6 +49,7 @@ from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Job
 from webapp.jobs.permissions import refusal
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change, stored_of_model
+from webapp.modelhub.catalog import FACETS, SORTS, CatalogRow, listed_models, makers
 from webapp.modelhub.models import (
     TeamModel,
     kv_bytes_per_token,
@@ -47,6 +57,7 @@ from webapp.modelhub.models import (
     parameter_parts,
 )
 from webapp.plans.planning import fits_on
+from webapp.wizard.drafts import first_host
 from webapp.wizard.forms import MAX_CONFIG_BYTES
 from webapp.wizard.model_form import ModelNewForm
 from webapp.wizard.technique_drafts import is_carried
@@ -56,14 +67,6 @@ FIT_DTYPES = ("bf16", "int8", "int4")
 UNPROCESSABLE = 422
 
 
-class CatalogRow(NamedTuple):
-    """One catalog model in the list of models."""
-
-    entry: ModelEntry
-    shape: ModelSpec
-    parameters: int
-
-
 class Fit(NamedTuple):
     """Whether a model fits on one host, by weight dtype."""
 
@@ -71,23 +74,84 @@ class Fit(NamedTuple):
     cells: tuple[tuple[str, bool | None, int], ...]  # dtype, fits, bytes needed
 
 
+PAGE_SIZE = 40
+FIT_ORDER = ("bf16", "int8", "int4")  # the best quality first
+
+
 @require_GET
-@reads_query("q")
+@reads_query("q", "maker", *FACETS, "sort", "page")
 def model_list(request: HttpRequest) -> HttpResponse:
-    """List the team's models, then the catalog; ``q`` filters by name."""
+    """List the team's models, then pages of the catalog by name, facets and order."""
     query = request.GET.get("q", "").strip()
     team = TeamModel.objects.visible_to(request.user).select_related("host")
     if query:
         team = team.filter(name__folded_contains=query)
-    words = folded(query).split()
-    listed = [
-        CatalogRow(entry, shape, num_parameters(shape))
-        for entry in list_models()
-        if all(word in folded(entry.id) for word in words)
-        for shape in (get_model(entry.id),)
-    ]
-    context = {"team_models": team, "listed": listed, "filter": query}
+    maker = choice_in_query(request, "maker", makers())
+    facets = {name: choice_in_query(request, name, values) for name, values in FACETS.items()}
+    sort = choice_in_query(request, "sort", [sign + name for name in SORTS for sign in ("", "-")])
+    found = listed_models(query, maker, facets, sort)
+    page = Paginator(found, PAGE_SIZE).get_page(page_number(request))
+    host = _usual_host(request)
+    kept = request.GET.copy()
+    kept.pop("page", None)
+    context = {
+        "team_models": team if page.number == 1 else (),
+        "page": page,
+        "rows": [(row, _fit_words(row, host)) for row in page],
+        "host": host[0] if host else None,
+        "num_listed": len(found),
+        "filter": query,
+        "maker": maker,
+        "makers": makers(),
+        "facets": [
+            (name, FACET_WORDS[name], [(value, words) for value, (words, _) in values.items()])
+            for name, values in FACETS.items()
+        ],
+        "chosen": facets,
+        "is_filtered": bool(query or maker or any(facets.values())),
+        "heads": {name: _head(kept, name, sort) for name in SORTS},
+        "query": kept.urlencode(),
+    }
     return render(request, "modelhub/list.html", context)
+
+
+FACET_WORDS = {"size": "Any size", "context": "Any context", "kind": "Any architecture"}
+
+
+def _head(query: QueryDict, name: str, sort: str) -> dict[str, str]:
+    """Return the direction of a column's order, and the query that turns or begins it."""
+    is_current = sort.removeprefix("-") == name
+    turned = query.copy()
+    turned["sort"] = name if (is_current and sort.startswith("-")) else f"-{name}"
+    if name == "name" and not is_current:
+        turned["sort"] = name
+    direction = ("descending" if sort.startswith("-") else "ascending") if is_current else ""
+    return {"direction": direction, "query": turned.urlencode()}
+
+
+def _usual_host(request: HttpRequest) -> tuple[Host, ClusterSpec] | None:
+    """Return the host that a new plan is for, with its cluster; None without a measured one."""
+    membership = chosen_of(request, memberships_of(request.user))
+    host = first_host(membership.team) if membership else None
+    try:
+        return (host, cluster_for_host(host)) if host else None
+    except Problem:
+        return None
+
+
+def _fit_words(row: CatalogRow, place: tuple[Host, ClusterSpec] | None) -> str:
+    """Return the best weight dtype in which a model fits on a host, "" if none does."""
+    if place is None:
+        return ""
+    return _fitting_dtype(row.entry.id, place[1].model_dump_json())
+
+
+@lru_cache(maxsize=4096)
+def _fitting_dtype(model: str, cluster: str) -> str:
+    spec = ClusterSpec.model_validate_json(cluster)
+    tokens = min(CONVERSATION_TOKENS, get_model(model).max_position_embeddings)
+    estimates = ((dtype, fits_on(model, spec, dtype, tokens)) for dtype in FIT_ORDER)
+    return next((dtype for dtype, found in estimates if found and found.fits), "")
 
 
 @require_GET

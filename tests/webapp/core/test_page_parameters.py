@@ -26,7 +26,7 @@ def test_a_page_names_the_parameter_that_it_does_not_read(olga, things):
         pool: {"offset": ["x"], "jobs": ["x"]},
         "/limits/": {"question": ["nosuch"], "modle": ["x"]},
         "/compare/": {"jobs": ["x"]},
-        "/models/": {"page": ["2"]}, "/techniques/": {"page": ["2"]}, "/search/": {"query": ["x"]},
+        "/models/": {"page": ["x"]}, "/techniques/": {"page": ["2"]}, "/search/": {"query": ["x"]},
         "/settings/tokens/": {"page": ["2"]},
         "/plans/new/": {"preset": ["nosuch"], "goal": ["serve"]},
         f"{plan}offers/": {"step": ["nosuch"]},

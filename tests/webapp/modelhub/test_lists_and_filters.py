@@ -7,7 +7,9 @@ from planner.techniques.registry import TECHNIQUES
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.jobs.models import Job
+from webapp.modelhub.catalog import catalog_rows
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.pages.model_catalog import PAGE_SIZE
 from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db
@@ -19,8 +21,15 @@ def page(user, path: str, **query):
     return response
 
 
-def listed(user, query: str) -> list[str]:
-    return [one.entry.id for one in page(user, "/models/", q=query).context["listed"]]
+def listed(user, query: str, **more) -> list[str]:
+    """Return the ids on all pages of the catalog."""
+    found, number = [], 1
+    while True:
+        context = page(user, "/models/", q=query, page=number, **more).context
+        found += [row.entry.id for row, _ in context["rows"]]
+        if not context["page"].has_next():
+            return found
+        number += 1
 
 
 def own(team, name: str, **fields) -> TeamModel:
@@ -33,7 +42,9 @@ def own(team, name: str, **fields) -> TeamModel:
 
 def test_no_filter_lists_the_whole_catalog_and_counts_it(alice):
     response = page(alice, "/models/")
-    assert len(response.context["listed"]) == len(list_models())
+    assert listed(alice, "") == [entry.id for entry in list_models()]
+    assert len(response.context["rows"]) == PAGE_SIZE
+    assert len(response.content) < 60_000
     assert f"{len(list_models())} published configurations" in response.content.decode()
 
 
@@ -70,6 +81,39 @@ def test_a_team_model_says_whether_and_where_its_weights_lie(alice, team, host):
     host.save()
     own(team, "real", source="folder", host=host, path="llama")
     assert "Rack seven" in page(alice, "/models/").content.decode()
+
+
+def test_facets_narrow_the_catalog_and_columns_order_it(alice):
+    rows = {row.entry.id: row for row in catalog_rows()}
+    for query, holds in [
+        ({"size": "4"}, lambda row: 1e9 <= row.parameters < 4e9),
+        ({"kind": "moe"}, lambda row: row.shape.is_moe),
+        (
+            {"kind": "dense", "size": "more"},
+            lambda row: not row.shape.is_moe and row.parameters >= 80e9,
+        ),
+        ({"context": "1m"}, lambda row: row.shape.max_position_embeddings >= 1_000_000),
+        ({"maker": "Qwen"}, lambda row: row.entry.id.startswith("Qwen/")),
+    ]:
+        found = listed(alice, "", **query)
+        assert set(found) == {name for name, row in rows.items() if holds(row)}, query
+        assert 0 < len(found) < len(rows), query
+    sizes = [rows[name].parameters for name in listed(alice, "qwen", sort="-parameters")]
+    assert sizes == sorted(sizes, reverse=True)
+    html = page(alice, "/models/", kind="moe", sort="-parameters").content.decode()
+    assert 'aria-sort="descending"><a class="sort" href="?kind=moe&amp;sort=parameters">' in html
+    assert "?kind=moe&amp;sort=-parameters&amp;page=2" in html
+    for wrong in ({"size": "9"}, {"sort": "colour"}, {"maker": "nobody"}, {"page": "0"}):
+        assert client_of(alice).get("/models/", wrong).status_code == 400, wrong
+
+
+def test_each_model_says_whether_it_fits_the_first_measured_host(alice, host):
+    context = page(alice, "/models/", sort="parameters").context
+    fits = {row.entry.id: dtype for row, dtype in context["rows"]}
+    assert context["host"] == host
+    assert "bf16" in fits.values()
+    largest = page(alice, "/models/", sort="-parameters").context["rows"]
+    assert {dtype for _, dtype in largest} == {""}
 
 
 # Techniques
