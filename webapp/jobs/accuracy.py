@@ -6,6 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import Count
 
 from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
@@ -27,6 +28,7 @@ class Accuracy(NamedTuple):
     num_figures: int
     num_jobs: int
     by_kind: list[tuple[str, float]]
+    left_out: list[tuple[str, int]] = []  # numbers of figures by kind that do not count
 
     @property
     def is_cut(self) -> bool:
@@ -46,7 +48,17 @@ def accuracy_for(user: User | AnonymousUser) -> Accuracy | None:
         if (kind_errors := [error for metric, error in errors if metric in metrics])
     ]
     overall = median(error for _, error in errors)
-    return Accuracy(overall, len(errors), len({job for *_, job in rows}), by_kind)
+    num_jobs = len({job for *_, job in rows})
+    return Accuracy(overall, len(errors), num_jobs, by_kind, _left_out(team_ids_of(user)))
+
+
+def _left_out(teams: Sequence[str]) -> list[tuple[str, int]]:
+    """Return how many figures of the window do not count, by kind."""
+    since = now() - timedelta(days=WINDOW_DAYS)
+    rows = Measurement.objects.filter(team__in=teams, is_excluded=True, measured_at__gte=since)
+    counts = dict(rows.order_by().values_list("metric").annotate(Count("pk")))
+    by_kind = ((name, sum(counts.get(each, 0) for each in metrics)) for name, metrics in KINDS)
+    return [(name, number) for name, number in by_kind if number]
 
 
 def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:

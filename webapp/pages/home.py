@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -23,14 +24,18 @@ from webapp.hosts.use import HostUse, with_use
 from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.busy_hosts import busy_effect, busy_words
 from webapp.jobs.lookup import JobCounts, counts_of
-from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState
-from webapp.jobs.progress import progress
+from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
+from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
 from webapp.jobs.searching import MAX_ROWS, SHORTEST, search_results
 from webapp.jobs.transitions import words_for
+from webapp.plans.models import Plan, PlanState
 
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
 QUEUED_TOO_LONG = timedelta(minutes=10)
+ENDED_FOR = timedelta(days=1)
 MOST_JOBS = 6
+MOST_ENDED = 5
+MOST_DRAFTS = 3
 MOST_KEYS = 2  # of those at a limit, so that failed jobs have room
 NAMED = "named_model"  # in the session: a refused name, until the page shows it again
 OF_WAITING = ("name", "queued_at", "host__name", "requested_host__name", "pool__name")
@@ -172,21 +177,27 @@ def home(request: HttpRequest) -> HttpResponse:
     """Show items that need attention, running jobs, hosts and prediction accuracy."""
     visible = Job.objects.visible_to(request.user).filter(deleted_at=None)
     jobs = visible.select_related("host", "requested_host", "pool").defer(*LEFT_OUT)
-    running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MAX_ROWS])
+    running = sorted(
+        jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MAX_ROWS],
+        key=lambda job: job.state == JobState.QUEUED,  # what runs comes first
+    )
     counts = counts_of(visible)
     attention_items = attention_for(request.user)
     hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
-    hosts = hosts.defer(*DOCUMENTS_OF_HOSTS)
-    recent = [] if running else list(jobs.order_by("-created_at")[:4])
+    hosts = with_use(hosts.defer(*DOCUMENTS_OF_HOSTS))
+    ended = _ended(jobs)
+    recent = [] if running or ended else list(jobs.order_by("-created_at")[:4])
     context = {
         "today": now(),
         "attention": attention_items,
         "running": [(job, progress(job)) for job in running],
         "recent": recent,
-        "hosts": [(host, contact_of(host)) for host in hosts[:MAX_ROWS]],
+        "ended": ended,
+        "drafts": _drafts(request.user),
+        "hosts": [(host, contact_of(host), HostUse.of_row(host)) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
         "named": request.session.pop(NAMED, ""),
-        "is_fresh": not running and not recent,
+        "is_fresh": not running and not ended and not recent,
         "counts": counts,
         "headline": headline(len(attention_items), counts),
     }
@@ -194,6 +205,23 @@ def home(request: HttpRequest) -> HttpResponse:
     response = render(request, template, context)
     patch_vary_headers(response, ["HX-Request"])
     return response
+
+
+def _ended(jobs: QuerySet[Job]) -> list[tuple[Job, AgainstPrediction | None]]:
+    """Return the jobs that ended since yesterday, the latest first, with their main figure."""
+    latest = jobs.filter(ended_at__gte=now() - ENDED_FOR).order_by("-ended_at")
+    measured = Prefetch(
+        "measurements", queryset=Measurement.objects.only("job", "metric", "ratio")
+    )
+    found = latest.prefetch_related(measured)[:MOST_ENDED]
+    return [(job, against_prediction(job.measurements.all())) for job in found]
+
+
+def _drafts(user: User | AnonymousUser) -> list[Plan]:
+    """Return the user's own drafts that were changed, the latest first."""
+    drafts = Plan.objects.filter(owner_id=user.pk, state=PlanState.DRAFT, deleted_at=None)
+    changed = drafts.visible_to(user).filter(draft__wizard__is_touched=True)
+    return list(changed.only("name", "saved_at").order_by("-saved_at")[:MOST_DRAFTS])
 
 
 def headline(num_attention: int, counts: JobCounts) -> str:

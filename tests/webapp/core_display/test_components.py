@@ -198,7 +198,7 @@ def test_one_entry_of_the_navigation_is_current_and_all_are_in_order():
         ("/hosts/box/", "Hosts"),
         ("/models/meta-llama/Llama-3.1-8B/", "Models"),
         ("/techniques/lora/", "Techniques"),
-        ("/docs/", None),
+        ("/docs/planner", "Docs"),
         ("/search/", None),
     ]:
         html = draw("{% navigation %}", request=RequestFactory().get(path))

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.webapp.conftest import client_of, enrol, make_beat, make_job
+from tests.webapp.conftest import client_of, enrol, make_beat, make_job, new_attempt
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.hosts.use import HostUse
@@ -140,8 +140,45 @@ def test_the_accuracy_is_the_median_error_of_what_counts(alice, job):
 
 def test_home_asks_the_database_no_more_than_a_bound(alice, job, django_assert_max_num_queries):
     client = client_of(alice)
-    with django_assert_max_num_queries(18):
+    with django_assert_max_num_queries(21):  # with what ended, and the user's drafts
         client.get("/")
+
+
+def test_home_shows_what_ended_the_hosts_use_and_the_drafts_to_resume(alice, bob, job, host):
+    ended = make_job(host.team, alice, host, name="Yesterday's run")
+    old = make_job(host.team, alice, host, name="Last week's run")
+    for each, hours in ((ended, 3), (old, 200)):
+        at = now() - timedelta(hours=hours)
+        Job.objects.filter(pk=each.pk).update(state=JobState.SUCCEEDED, ended_at=at)
+    ended.current_attempt = new_attempt(ended)
+    measure(ended, "tokens_per_second", 0.5)
+    beat = make_beat(cpu_utilization=0.25).model_dump(mode="json")
+    Host.objects.filter(pk=host.pk).update(last_beat=beat, last_seen_at=now())
+    for owner, name, is_touched in [
+        (alice, "Mine", True),
+        (alice, "Seen", False),
+        (bob, "His", True),
+    ]:
+        draft = draft_begin(team=host.team, owner=owner, preset="serve", model="gpt2")
+        draft.wizard["is_touched"] = is_touched
+        draft.name = name
+        draft.save()
+    html = home(alice)
+    assert "Ended since yesterday" in html
+    assert "Yesterday&#x27;s run" in html
+    assert "2\N{MULTIPLICATION SIGN} slower" in html
+    assert "Last week" not in html.split("Ended since yesterday")[1]
+    assert "processor 25\xa0%" in html
+    drafts = html.split("Your drafts")[1].split("</section>")[0]
+    assert (">Mine<" in drafts, ">Seen<" in drafts, ">His<" in drafts) == (True, False, False)
+
+
+def test_figures_that_do_not_count_are_counted_beside_the_error(alice, job):
+    measure(job, "peak_memory_bytes", 1.1)
+    for name in ("tokens_per_second", "decode_tokens_per_second"):
+        measure(job, name, 0.1, is_excluded=True)
+    assert accuracy_for(alice).left_out == [("speed", 2)]
+    assert "Not counted, because something disturbed the run: 2 of speed." in home(alice)
 
 
 def found(user, query: str) -> str:
