@@ -157,6 +157,18 @@ class OperatorTime(NamedTuple):
     seconds: float
 
 
+INKS = 5  # colours of a bar; the smallest parts share the last one
+
+
+class BarPart(NamedTuple):
+    """A part of a phase's bar: start and width in per cent, the number of its colour from 1."""
+
+    time: OperatorTime
+    start: float
+    width: float
+    ink: int
+
+
 class Phase(NamedTuple):
     """One phase: its headline and the parts that add up to it."""
 
@@ -164,6 +176,17 @@ class Phase(NamedTuple):
     total: str
     seconds: float
     parts: tuple[OperatorTime, ...]
+
+    @property
+    def bar(self) -> list[BarPart]:
+        """Return the parts as one stacked bar; a part that overlaps others takes no width."""
+        drawn, start = [], 0.0
+        whole_seconds = sum(max(0.0, each.seconds) for each in self.parts)
+        for at, each in enumerate(self.parts):
+            width = 100 * max(0.0, each.seconds) / whole_seconds
+            drawn.append(BarPart(each, round(start, 2), round(width, 2), min(at + 1, INKS)))
+            start += width
+        return drawn
 
 
 def phases_of(estimate: Estimate, *, is_batch: bool = False) -> list[Phase]:

@@ -440,3 +440,12 @@ def test_reading_a_prompt_and_writing_a_token_are_two_phases_named_as_the_figure
     assert [phase.name for phase in phases] == ["First token, mean", "Each further token, mean"]
     assert phases[0].parts[0].name == "Linear layers" or "Queueing" in phases[0].parts[0].name
     assert "Linear layers" in [part.name for part in phases[1].parts]
+
+
+def test_a_phases_bar_is_whole_and_in_the_order_and_colours_of_its_table(answer):
+    for phase in phases_of(answer.plans[0]):
+        bar = phase.bar
+        assert [each.time for each in bar] == list(phase.parts)
+        assert sum(each.width for each in bar) == pytest.approx(100, abs=0.1)
+        assert [each.start for each in bar] == sorted(each.start for each in bar)
+        assert [each.ink for each in bar] == [min(at + 1, 5) for at in range(len(bar))]
