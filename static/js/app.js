@@ -105,7 +105,53 @@ for (const rows of document.querySelectorAll("[data-rows]")) {
   });
 }
 
-const JUMPS = { h: "/", p: "/plans/", j: "/jobs/", o: "/hosts/", m: "/models/", t: "/techniques/" };
+const JUMPS = {
+  h: "/", p: "/plans/", l: "/limits/", j: "/jobs/", s: "/deployments/", q: "/queue/", o: "/hosts/",
+  m: "/models/", t: "/techniques/", d: "/docs/",
+};
+
+/* The palette: what is typed is sought as it is typed; arrows choose, Enter goes there. */
+const palette = document.getElementById("palette");
+if (palette) {
+  const input = palette.querySelector("input");
+  const list = palette.querySelector("[role=listbox]");
+  let asked = 0;
+  const options = () => [...list.querySelectorAll("[role=option]")];
+  const choose = (at) => options().forEach((each, i) => each.setAttribute("aria-selected", String(i === at)));
+  const seek = async () => {
+    const turn = ++asked;
+    const answer = await fetch(`${input.dataset.search}?${new URLSearchParams({ q: input.value })}`, { headers: { "HX-Request": "true" } });
+    const text = answer.ok ? await answer.text() : "";
+    if (turn !== asked) return; /* a later letter was typed */
+    const found = new DOMParser().parseFromString(text, "text/html").body;
+    list.replaceChildren(...document.importNode(found, true).childNodes);
+    choose(0);
+  };
+  let waiting = 0;
+  input.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(seek, 120); });
+  input.addEventListener("keydown", (event) => {
+    const all = options();
+    const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step && all.length) {
+      event.preventDefault();
+      choose((at + step + all.length) % all.length);
+      all[(at + step + all.length) % all.length].scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter" && at >= 0) {
+      event.preventDefault();
+      location.assign(all[at].href);
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey)) return;
+    event.preventDefault();
+    if (palette.open) palette.close();
+    else { input.value = ""; list.replaceChildren(); palette.showModal(); input.focus(); seek(); }
+  });
+  for (const dialog of document.querySelectorAll("dialog.palette")) {
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  }
+}
 let lastKey = { key: "", at: 0 };
 
 /** `/` focuses search, `g` then a letter jumps, Escape closes the menu. */
@@ -118,6 +164,7 @@ document.addEventListener("keydown", (event) => {
   }
   const isTyping = event.target.closest("input, textarea, select, [contenteditable]");
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "?") document.getElementById("keys")?.showModal();
   if (event.key === "/") {
     const search = document.querySelector('[data-hotkey="/"]');
     if (search) { event.preventDefault(); search.focus(); search.select(); }

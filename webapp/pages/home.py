@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Prefetch, QuerySet
@@ -10,11 +10,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
+from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
+from webapp.core.search import folded
+from webapp.core.templatetags.components import NAVIGATION
 from webapp.deployments.alarms import alarms_for
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
@@ -28,6 +31,7 @@ from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measuremen
 from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
 from webapp.jobs.searching import MAX_ROWS, SHORTEST, search_results
 from webapp.jobs.transitions import words_for
+from webapp.pages.docs import search_docs
 from webapp.plans.models import Plan, PlanState
 
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
@@ -183,8 +187,8 @@ def home(request: HttpRequest) -> HttpResponse:
     )
     counts = counts_of(visible)
     attention_items = attention_for(request.user)
-    hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
-    hosts = with_use(hosts.defer(*DOCUMENTS_OF_HOSTS))
+    enrolled = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
+    hosts = with_use(enrolled.defer(*DOCUMENTS_OF_HOSTS))
     ended = _ended(jobs)
     recent = [] if running or ended else list(jobs.order_by("-created_at")[:4])
     context = {
@@ -242,5 +246,73 @@ def search(request: HttpRequest) -> HttpResponse:
     """List matches of ``q`` in the user's objects, then in the catalogs."""
     query = request.GET.get("q", "").strip()
     groups = search_results(request.user, query) if len(query) >= SHORTEST else []
-    context = {"query": query, "groups": [group for group in groups if group[2]]}
-    return render(request, "home/search.html", context)
+    context = {
+        "query": query,
+        "groups": [group for group in groups if group[2]],
+        "found": [],
+    }
+    if "HX-Request" in request.headers:  # the palette, which offers pages and actions as well
+        context["found"] = palette_entries(request, query, context["groups"])
+    template = "home/palette.html" if "HX-Request" in request.headers else "home/search.html"
+    response = render(request, template, context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+class Entry(NamedTuple):
+    """One line of the palette: what it is, its words, where it leads."""
+
+    kind: str
+    words: str
+    url: str
+
+
+OF_PALETTE = (
+    *((words, url) for url, words in NAVIGATION),
+    ("Add a host", "/hosts/add/"), ("New plan", "/plans/new/"),
+    ("Run the demo", "/plans/new/?preset=demo"),
+    ("Access tokens", "/settings/tokens/"), ("Secrets", "/settings/secrets/"),
+    ("Compare jobs", "/compare/"), ("Workflows", "/workflows/"), ("Approvals", "/approvals/"),
+)  # fmt: skip
+MOST_ACTIONS = 3
+
+
+def palette_entries(
+    request: HttpRequest, query: str, groups: list[tuple[str, str, list[tuple[Any, str]]]]
+) -> list[Entry]:
+    """Return pages, plans to make, and what the search found, in the order of a keyboard's use."""
+    words = folded(query.casefold().removeprefix("plan ")).split()
+    pages = [
+        Entry("Go to", name, url)
+        for name, url in OF_PALETTE
+        if all(word in folded(name) for word in words)
+    ]
+    models = [
+        Entry(
+            "Plan",
+            f"Serve {name}",
+            f"{reverse('plan-new')}?{urlencode({'preset': 'serve', 'model': key})}",
+        )
+        for heading, _, rows in _models(request, query, groups)
+        for key, name in rows[:MOST_ACTIONS]
+    ]
+    found = [
+        Entry(heading, name, reverse(address, args=[key]))
+        for heading, address, rows in groups
+        for key, name in rows
+    ]
+    docs = [
+        Entry("Docs", f"{each.title}{f' · {each.heading}' if each.heading else ''}", each.url)
+        for each in search_docs(query)[:MOST_ACTIONS]
+    ]
+    return [*pages[:MOST_JOBS], *models, *found, *docs]
+
+
+def _models(
+    request: HttpRequest, query: str, groups: list[tuple[str, str, list[tuple[Any, str]]]]
+) -> list[tuple[str, str, list[tuple[Any, str]]]]:
+    """Return the groups of models; of “plan llama 70b” those of the words after “plan”."""
+    rest = query.casefold().removeprefix("plan ").strip()
+    if rest != query.casefold() and len(rest) >= SHORTEST:
+        groups = search_results(request.user, rest)
+    return [group for group in groups if group[1] == "model-detail"]

@@ -1,11 +1,14 @@
 """The first page: numbers, what needs somebody, search, and no dead end."""
 
+import re
 from datetime import timedelta
+from urllib.parse import quote
 
 import pytest
 
 from tests.webapp.conftest import client_of, enrol, make_beat, make_job, new_attempt
 from webapp.core.clock import now
+from webapp.core.templatetags.components import NAVIGATION
 from webapp.hosts.models import Host
 from webapp.hosts.use import HostUse
 from webapp.jobs.accuracy import WINDOW_DAYS, accuracy_for
@@ -13,8 +16,16 @@ from webapp.jobs.busy_hosts import busy_words
 from webapp.jobs.lookup import JobCounts
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.modelhub.models import TeamModel
-from webapp.pages.home import FAILED_FOR, MOST_JOBS, QUEUED_TOO_LONG, attention_for, headline
+from webapp.pages.home import (
+    FAILED_FOR,
+    MOST_JOBS,
+    OF_PALETTE,
+    QUEUED_TOO_LONG,
+    attention_for,
+    headline,
+)
 from webapp.plans.models import Plan
+from webapp.settings import BASE_DIR
 from webapp.wizard.drafts import draft_begin
 
 # The first page: what needs a person, what runs, how good the predictions are.
@@ -190,6 +201,42 @@ def test_search_finds_a_job_a_host_a_model_and_a_technique(alice, job):
     assert f"/hosts/{job.host.slug}/" in found(alice, job.host.name.lower())
     assert "/models/meta-llama/Llama-3.1-8B/" in found(alice, "llama 3.1 8b")
     assert "/techniques/lora/" in found(alice, "lora")
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_the_palette_offers_pages_plans_objects_and_docs(alice, job):
+    def entries(query: str) -> dict[str, str]:
+        answer = client_of(alice).get("/search/", {"q": query}, headers={"HX-Request": "true"})
+        assert "<html" not in answer.content.decode()
+        assert "HX-Request" in answer["Vary"]
+        return {each.words: each.url for each in answer.context["found"]}
+
+    model = "meta-llama/Llama-3.1-70B"
+    for query, words, url in [
+        ("queue", "Queue", "/queue/"),
+        ("demo", "Run the demo", "/plans/new/?preset=demo"),
+        ("demo", job.name, f"/jobs/{job.pk}/"),
+        (
+            "llama 3.1 70b",
+            f"Serve {model}",
+            f"/plans/new/?preset=serve&model={quote(model, safe='')}",
+        ),
+        (
+            "plan llama 3.1 70b",
+            f"Serve {model}",
+            f"/plans/new/?preset=serve&model={quote(model, safe='')}",
+        ),
+    ]:
+        assert entries(query).get(words) == url, (query, entries(query))
+        assert client_of(alice).get(url, follow=True).status_code == 200, url
+    assert any(url.startswith("/docs/slurm#") for url in entries("slurm").values())
+    assert entries("zzzz") == {}
+    for words, url in OF_PALETTE:
+        assert client_of(alice).get(url, follow=True).status_code in {200, 403}, words
+    page = home(alice)
+    jumps = dict(re.findall(r'(\w): "(/[^"]*)"', (BASE_DIR / "static/js/app.js").read_text()))
+    assert set(jumps.values()) == {url for url, _ in NAVIGATION}
+    assert all(f"<kbd>{key}</kbd>" in page.split('id="keys"')[1] for key in jumps)
 
 
 def test_a_search_takes_every_word_and_says_where_it_looked(alice):
