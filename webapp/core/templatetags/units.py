@@ -10,6 +10,7 @@ from django.utils.safestring import SafeString
 from webapp.core import display
 from webapp.core.clock import now
 from webapp.core.display import quantity
+from webapp.core.equations import mathml
 
 register = template.Library()
 
@@ -74,3 +75,6 @@ def ago(value: datetime | None) -> str:
 def at(table: Mapping[str, object], key: str) -> object:
     """Return the entry of a table at a key, None without one: ``{{ names|at:event.subject }}``."""
     return table.get(key)
+
+
+register.filter("mathml", mathml)
