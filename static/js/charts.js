@@ -13,9 +13,8 @@
   /* How all charts of a page are shown: over the step or time, losses by their logarithm, smoothed.
      The page that has the switches says so; others are over time as measured. */
   const tools = document.querySelector("[data-chart-tools]");
-  const USUAL = { axis: "time", scale: "linear", smooth: "0" };
+  const view = new Map([["axis", tools ? "step" : "time"], ["scale", "linear"], ["smooth", "0"]]);
   const steps = JSON.parse(document.getElementById("chart-steps")?.textContent ?? "[]").filter(([, step]) => step !== null);
-  const view = { ...USUAL, ...(tools ? { axis: "step", ...JSON.parse(localStorage.getItem("slipway.charts") ?? "{}") } : {}) };
 
   /* The step that was done at an instant in ms; null before the first one. */
   const stepAt = (t) => {
@@ -46,7 +45,7 @@
     if (start !== undefined && steps.length > 1) {
       const instant = (x) => start + x - origin;
       const kept = measured.x.map((x, i) => i).filter((i) => instant(measured.x[i]) >= first);
-      const isByStep = view.axis === "step";
+      const isByStep = view.get("axis") === "step";
       const place = (x) => (isByStep ? stepAt(instant(x)) : x - (first - start));
       const end = isByStep ? steps.at(-1)[1] : layout.xaxis.range[1] - (first - start);
       const begin = isByStep ? steps[0][1] : origin;
@@ -54,19 +53,19 @@
       measured.x = kept.map((i) => place(measured.x[i]));
       for (const trace of data) if (trace.meta?.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : begin));
       layout.xaxis.range = [begin, end];
-      if (isByStep) Object.assign(layout.xaxis, { type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" });
+      if (isByStep) layout.xaxis = { ...layout.xaxis, type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" };
     }
-    if (view.scale === "log" && section === "Quality" && measured.y.every((y) => y === null || y > 0)) {
+    if (view.get("scale") === "log" && section === "Quality" && measured.y.every((y) => y === null || y > 0)) {
       layout.yaxis.type = "log";
       delete layout.yaxis.range;
     }
-    if (Number(view.smooth) && measured.y.length >= FEWEST_SMOOTHED) {
+    if (Number(view.get("smooth")) && measured.y.length >= FEWEST_SMOOTHED) {
       data.splice(data.indexOf(measured), 0, { ...measured, opacity: 0.3, hoverinfo: "skip", hovertemplate: undefined, meta: {} });
-      measured.y = smoothed(measured.y, Number(view.smooth));
+      measured.y = smoothed(measured.y, Number(view.get("smooth")));
     }
     layout.xaxis.fixedrange = false;
     layout.dragmode = "zoom";
-    layout.uirevision += JSON.stringify(view);
+    layout.uirevision += [...view.values()].join();
   };
 
   /* One crosshair: where the pointer is in one chart, all others say their value. */
@@ -290,7 +289,7 @@
   new MutationObserver(redrawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   const press = () => {
     for (const button of tools.querySelectorAll("[data-view]")) {
-      button.setAttribute("aria-pressed", String(view[button.dataset.view] === button.value));
+      button.setAttribute("aria-pressed", String(view.get(button.dataset.view) === button.value));
     }
   };
   if (tools) {
@@ -299,8 +298,7 @@
     press();
     tools.addEventListener("click", ({ target }) => {
       if (!target.matches("[data-view]")) return;
-      view[target.dataset.view] = target.value;
-      localStorage.setItem("slipway.charts", JSON.stringify(view));
+      view.set(target.dataset.view, target.value);
       press();
       redrawAll();
     });

@@ -198,7 +198,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "recent": recent,
         "ended": ended,
         "drafts": _drafts(request.user),
-        "hosts": [(host, contact_of(host), HostUse.of_row(host)) for host in hosts[:MAX_ROWS]],
+        "hosts": [_host_row(host) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
         "named": request.session.pop(NAMED, ""),
         "is_fresh": not running and not ended and not recent,
@@ -209,6 +209,12 @@ def home(request: HttpRequest) -> HttpResponse:
     response = render(request, template, context)
     patch_vary_headers(response, ["HX-Request"])
     return response
+
+
+def _host_row(host: Host) -> tuple[Host, Contact, HostUse | None]:
+    """Return a host with its contact, and what is in use of it if that is of now."""
+    contact = contact_of(host)
+    return host, contact, HostUse.of_row(host) if contact is Contact.LIVE else None
 
 
 def _ended(jobs: QuerySet[Job]) -> list[tuple[Job, AgainstPrediction | None]]:
@@ -246,13 +252,10 @@ def search(request: HttpRequest) -> HttpResponse:
     """List matches of ``q`` in the user's objects, then in the catalogs."""
     query = request.GET.get("q", "").strip()
     groups = search_results(request.user, query) if len(query) >= SHORTEST else []
-    context = {
-        "query": query,
-        "groups": [group for group in groups if group[2]],
-        "found": [],
-    }
+    groups = [group for group in groups if group[2]]
+    context: dict[str, Any] = {"query": query, "groups": groups, "found": []}
     if "HX-Request" in request.headers:  # the palette, which offers pages and actions as well
-        context["found"] = palette_entries(request, query, context["groups"])
+        context["found"] = palette_entries(request, query, groups)
     template = "home/palette.html" if "HX-Request" in request.headers else "home/search.html"
     response = render(request, template, context)
     patch_vary_headers(response, ["HX-Request"])
