@@ -7,7 +7,12 @@ import pytest
 from planner.catalog.devices import get_device
 from planner.catalog.engines import AUTO, DEFAULT_ENGINE
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import HostCalibration, PlannedStrategy, PlanRequest
+from planner.specs.estimate import (
+    HostCalibration,
+    MemoryAnswer,
+    PlannedStrategy,
+    PlanRequest,
+)
 from planner.specs.workload import ServeWorkload, Strategy
 from runners.jobspec import FolderModel
 from runners.plans.document import PLANS, PlanDocument
@@ -94,10 +99,13 @@ def test_who_compares_answers_gets_trl_everywhere_unless_another_engine_is_named
 
 
 def test_slipways_own_trainer_never_runs_a_comparison_as_supervised_steps():
-    best = PlannedStrategy.model_construct(strategy=Strategy())
+    memory = MemoryAnswer.model_construct(per_stage_layers=())
+    best = PlannedStrategy.model_construct(strategy=Strategy(), memory=memory)
     for objective in ("dpo", "kto", "orpo", "reward"):
-        with pytest.raises(DraftProblem, match=f"no objective {objective}.*Hugging Face TRL"):
-            train_spec(FinetuneWork(objective=objective), FolderModel(path="m"), best)
+        with pytest.raises(DraftProblem, match=f"objective {objective} is one of TRL's trainers"):
+            train_spec(
+                FinetuneWork(objective=objective, engine="slipway"), FolderModel(path="m"), best
+            )
 
 
 def test_every_field_of_serving_is_one_that_the_planner_costs():
