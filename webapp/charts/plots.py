@@ -216,6 +216,7 @@ def charts_for(
 
 SECTIONS = (
     "Quality",
+    "Answers compared",
     "Speed",
     "Requests",
     "Memory",
@@ -227,6 +228,7 @@ SECTIONS = (
 _QUALITY = re.compile(
     r".*(loss|accuracy|f1|perplexity|learning_rate|grad_norm|scale)|source\d+_.*"
 )
+_COMPARED = re.compile(r"(rewards|logps|logits)/.*|kl|entropy")
 _SYSTEM = re.compile(r".*(utilization|energy|power|temperature|watts|joules).*")
 
 
@@ -241,6 +243,8 @@ def section_of(chart: ChartSpec) -> str:
         found = "Requests"
     elif _SYSTEM.fullmatch(name):
         found = "System"
+    elif _COMPARED.fullmatch(name):
+        found = "Answers compared"
     elif _QUALITY.fullmatch(name):
         found = "Quality"
     elif chart.unit == "bytes":

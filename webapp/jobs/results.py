@@ -287,8 +287,9 @@ def results_store(job: Job, attempt: Attempt) -> None:
     host: Host = attempt.host
     job.refresh_from_db()
     store_measurements(job, attempt, host)
-    for artefact in Artefact.objects.filter(attempt=attempt, kind="model"):
-        _register(job, attempt, artefact)
+    if job.spec.get("objective") != "reward":  # such a model scores answers and makes none
+        for artefact in Artefact.objects.filter(attempt=attempt, kind="model"):
+            _register(job, attempt, artefact)
     if job.num_hosts == 1:
         transaction.on_commit(lambda: _learn(host, job, attempt), robust=True)
 

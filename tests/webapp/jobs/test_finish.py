@@ -175,6 +175,17 @@ def test_a_quantised_model_keeps_the_config_of_its_source(finished, team, alice,
     assert quantised.name == "demo, int4"
 
 
+def test_a_reward_model_makes_no_text_and_is_no_model_of_the_team(team, alice, host):
+    data = {"source": "file", "path": "pairs.jsonl", "format": "preference"}
+    folder = {"source": "folder", "path": "llama"}
+    for objective, models in (("reward", 0), ("dpo", 1)):
+        spec = TrainSpec.model_validate(
+            {"engine": "trl", "objective": objective, "data": data, "model": folder}
+        )
+        finish(job_submit(job=make_job(team, alice, host, spec=spec), by="alice"))
+        assert TeamModel.objects.count() == models, objective
+
+
 # What several hosts measure together: told of the job, and changes no single host.
 
 
