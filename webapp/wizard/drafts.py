@@ -20,6 +20,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from planner.techniques.registry import Technique
 from runners.plans.document import (
+    DEFAULT_MODEL,
     GOALS,
     PLANS,
     HardwareChoice,
@@ -252,6 +253,8 @@ def _first_document(
         return model_document(preset, model, host), preset or "serve"
     if preset == "demo":
         return demo_document(host), "demo"
+    if MODEL_PRESETS.get(preset, "serve") != "serve":
+        return model_document(preset, DEFAULT_MODEL, host), preset
     runs_jobs = host is None or host.kind in RUNS_JOBS
     has_finished_job = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
     if has_finished_job or preset == "serve" or not runs_jobs:

@@ -64,6 +64,12 @@ def test_a_host_that_only_plans_arrives_as_the_hardware_of_a_plan_to_serve(alice
     assert (plan.document.goal, plan.document.hardware.host, step) == ("serve", virtual.pk, "goal")
 
 
+def test_a_preset_without_a_model_has_its_goal(alice, host):
+    for preset, goal in (("tune", "finetune"), ("quantize", "compress"), ("generate", "generate")):
+        client_of(alice).get(f"/plans/new/?preset={preset}")
+        assert Plan.objects.latest("created_at").document.goal == goal, preset
+
+
 def test_a_preset_does_not_drop_its_model_and_what_it_cannot_use_is_refused(alice, config_model):
     client = client_of(alice)
     client.get(f"/plans/new/?preset=serve&model={config_model.pk}")
