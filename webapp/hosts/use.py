@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
+from django.db.models.fields.json import KeyTransform
 
 from webapp.hosts.models import Host
 
@@ -61,5 +62,7 @@ class HostUse(NamedTuple):
 def with_use(hosts: QuerySet[Host]) -> QuerySet[Host]:
     """Return hosts with what ``HostUse.of_row`` reads, without their large documents."""
     beat = ("cpu_utilization", "memory_available_bytes", "gpus", "attempts")
-    paths = (*(f"last_beat__{name}" for name in beat), "facts__memory_bytes", "facts__gpus")
-    return hosts.annotate(**{name: F(path) for name, path in zip(COLUMNS, paths, strict=True)})
+    # A path such as F("last_beat__gpus") makes Django keep an exception, and with it the request.
+    read = [*(("last_beat", name) for name in beat), ("facts", "memory_bytes"), ("facts", "gpus")]
+    keys = (KeyTransform(name, field) for field, name in read)
+    return hosts.annotate(**dict(zip(COLUMNS, keys, strict=True)))

@@ -129,8 +129,8 @@ def test_a_days_cost_is_shared_by_tokens_and_unknown_where_a_host_states_none(
     html = client.get("/deployments/usage/?month=2026-11").content.decode().replace("\xa0", " ")
     for words in (
         "By person",
-        "for 4.00 $",
-        "1.50 $",
+        "for $4.00",
+        "$1.50",
         "usd_per_hour",
     ):  # of alice's two answers each
         assert words in html, words
