@@ -35,9 +35,9 @@ from planner.workload.resolve import resolve_cluster, resolve_device
 
 # Changes to a request that may make it feasible, each kind with its smallest step first.
 #
-# Kinds are ordered by their cost to the user: unpin the layout, offload data, use fewer bits, use
-# a cheaper method, reduce the workload, add devices, replace the device, use several of another
-# device, and drop a limit.
+# Kinds are ordered by their cost to the user: unpin the layout, offload data (of adapters after a
+# cheaper method), use fewer bits, use a cheaper method, reduce the workload, add devices, replace
+# the device, use several of another device, and drop a limit.
 
 
 LEAST_PART = 64  # a smaller part of a workload's size is another workload
@@ -60,6 +60,10 @@ ROUNDING = 1e-6  # of a limit at the best that is reached
 RATE = "requests_per_second"
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
 OFFLOADING_TRAINER = "deepspeed"
+# Pins that are freed before the parallel sizes (0), and after them.
+PIN_ORDER = {
+    "zero_stage": -3, "micro_batch_size": -2, "activation_recomputation": -1, "offload": 1,
+}  # fmt: skip
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
 # Largest number of full servers of another device, when no single change helps.
 MOST_SERVERS = 128
@@ -90,10 +94,11 @@ class Ladder(Protocol):
 def fewer_pins(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield each set of layout pins to free, smallest sets first, then sets with formats.
 
+    Settings of a trainer come before parallel sizes, and offload, which costs speed, after them.
     With more than four pins, yield only single pins and all pins together.
     """
     pinned = request.pins.stated
-    names = sorted(pinned, key=lambda name: name in FORMATS)
+    names = sorted(pinned, key=lambda name: (name in FORMATS, PIN_ORDER.get(name, 0)))
     sizes: Sequence[int] = range(1, len(names) + 1)
     if len(names) > MAX_FREED_TOGETHER:
         sizes = (1, len(names))
@@ -481,11 +486,18 @@ class _Trial:
         whole = [each for each in engines if each.estimate.strategy.offload is None]
         yield from whole
         yield from self._first_working(placements(request))
+        tunes_adapters = isinstance(request.workload, TrainWorkload) and (
+            request.workload.method == "lora"
+        )
+        # A frozen base in 4 bits is quicker than one that is read from host memory in each pass.
+        if tunes_adapters:
+            yield from self._first_working(cheaper_methods(request))
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(narrower_than_stored(request))
         yield from self._first_working(reference_ahead(request))
-        yield from self._first_working(cheaper_methods(request))
+        if not tunes_adapters:
+            yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)
         more = [*self._fewest_devices(), *self._cheapest_device()]

@@ -313,7 +313,7 @@ class TrainingSpace:
         schedule = shared.get("pipeline_schedule")
         setting = self._setting(shared)
         fetched = setting.offload.weights_share > 0
-        offloads = bool(shared.get("offload"))
+        offloads = bool(setting.offload.places)
         grid_key = (stages, schedule, fetched, offloads, idle)
         if grid_key not in self._grids:
             self._grids[grid_key] = self._grid(
