@@ -241,9 +241,11 @@ def _fill_defaults(document: Document, goal_name: str, given: Collection[str]) -
         names = ARRIVALS if name in ARRIVALS else (name,)
         if name in workload or any(f"workload.{each}" in given for each in names):
             continue
-        workload[name] = value = _default_of(name, goal, document)
+        workload[name], reason = _default_of(name, goal, document)
+        value = workload[name]
         shown = f"{value:,}" if isinstance(value, int) else str(value)
-        yield f"{name.replace('_', ' ')} {shown} ({flags[f'workload.{name}']})"
+        why = f": {reason}" if reason else ""
+        yield f"{name.replace('_', ' ')} {shown}{why} ({flags[f'workload.{name}']})"
     if goal.kind in COMPARED and "engine" not in document and "cluster" in document:
         is_gguf = str(_object(document, "pins").get("quantization")).startswith("gguf")
         document["engine"] = "llama_cpp" if is_gguf else "auto"
@@ -251,42 +253,29 @@ def _fill_defaults(document: Document, goal_name: str, given: Collection[str]) -
         yield f"engine {document['engine']}{compared} (--engine)"
 
 
-# Tokens of one update in pre-training, by parameters: GPT-3's 0.5 to 3.2 million (Brown et al.
-# 2020, table 2.1) and the 4 million of Llama 2 (Touvron et al. 2023, section 2.2).
-BATCH_TOKENS = ((1e9, 2**19), (6e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
-CLUSTER_DEVICES = 8  # fewer are for trials, whose batch is small
-
-
-def _default_of(name: str, goal: Goal, document: Document) -> object:
-    """Return a goal's default for the model and the hardware of a request."""
+def _default_of(name: str, goal: Goal, document: Document) -> tuple[object, str]:
+    """Return a goal's default for the model and the hardware of a request, and its reason."""
     usual = goal.defaults[name]
-    if name == "concurrency":
-        return 1 if "cluster" in document and _is_personal(document["cluster"]) else usual
+    if name == "concurrency" and "cluster" in document and _is_personal(document["cluster"]):
+        return 1, "one person's machine"
     if name not in {"sequence_length", "global_batch_size"}:
-        return usual
+        return usual, ""
     from planner.catalog.models import get_model, model_from_config
-    from planner.cost.parameters import count_parameters
+    from planner.catalog.usual_batch import usual_batch, usual_length
     from planner.specs.base import PlannerError
 
-    given = document["model"]
+    given, workload = document["model"], document["workload"]
     try:
         model = get_model(given) if isinstance(given, str) else model_from_config(given, "custom")
     except PlannerError:
-        return usual  # the search says what is wrong
+        return usual, ""  # the search says what is wrong
+    pretrains = workload.get("method", goal.defaults.get("method")) == "pretrain"
     if name == "sequence_length":
-        return min(int(str(usual)), model.max_position_embeddings)
-    workload = document["workload"]
+        return usual_length(model, pretrains=pretrains)
     sequence = workload.get("sequence_length")
-    is_cluster = (_devices(document) or 1) >= CLUSTER_DEVICES
-    if (
-        workload.get("method", goal.defaults.get("method")) != "pretrain"
-        or not is_cluster
-        or not sequence
-    ):
-        return usual
-    total = count_parameters(model).total
-    tokens = next(tokens for most, tokens in BATCH_TOKENS if total < most)
-    return max(1, tokens // int(sequence))
+    if not isinstance(sequence, int) or sequence < 1:
+        return usual, ""  # validation of the request says what is wrong
+    return usual_batch(model, sequence, _devices(document) or 1, pretrains=pretrains)
 
 
 def _is_personal(cluster: Document) -> bool:

@@ -50,7 +50,7 @@ from webapp.wizard.drafts import (
     Options,
     first_host,
     goal_change,
-    model_changed,
+    resized,
     serve_document,
     stored_draft,
     workload_of,
@@ -169,14 +169,18 @@ def draft_fill(plan: Plan, given: PlanDocument, model: ModelChoice | None = None
         document.model, notes = (model, []) if model else _model(given.model, options)
         plan.document = document
         plan.wizard.pop("lacks_model", None)
-        model_changed(plan, before)
+        resized(plan, before)
+        document = plan.document
+    if "hardware" in stated:
+        before = workload_of(plan, given.goal)
+        document.hardware = _hardware(given, document.hardware, options)
+        plan.document = document
+        resized(plan, before)
         document = plan.document
     workload = given.workload if "workload" in stated else None
     notes += _shortened(plan, document, workload)
     if workload is not None:
         document.workload = _workload(document.workload, workload, options)
-    if "hardware" in stated:
-        document.hardware = _hardware(given, document.hardware, options)
     plan.document = document
     return notes
 

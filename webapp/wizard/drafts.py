@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.catalog.models import find_model
+from planner.catalog.usual_batch import usual_batch, usual_length
 from planner.cost.parameters import count_parameters
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
@@ -33,11 +34,11 @@ from runners.plans.document import (
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.fields import Part
 from runners.plans.refusals import DraftProblem
-from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, ServeWork
+from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, FinetuneWork, ServeWork
 from webapp.accounts.models import Team
 from webapp.core.site_settings import demo_seconds
 from webapp.datasets.models import Dataset
-from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
+from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.explanation import SLO_WORDS, hardware_words, model_words, workload_words
@@ -94,17 +95,17 @@ def first_step(preset: str, *, has_model: bool, has_technique: bool) -> str:
 LENGTHS = ("input_tokens", "output_tokens", "max_request_tokens", "sequence_length")
 RUN = ("global_batch_size", "time_budget_seconds", "tokens")
 TOKENS_PER_PARAMETER = 20
-MOST_TOKENS = 4096  # per sequence, as in the pre-training of the catalog's models
-LARGE, LARGE_BATCH, SMALL_BATCH = 10e9, 4_194_304, 524_288  # parameters; tokens per batch
 
 
-def default_workload(goal: str, shape: ModelSpec | None, *, is_demo: bool) -> Part:
-    """Return a goal's workload for a model, if nothing is given.
+def default_workload(
+    goal: str, shape: ModelSpec | None, *, is_demo: bool, devices: int = 1
+) -> Part:
+    """Return a goal's workload for a model on a number of devices, if nothing is given.
 
     Lengths are within the model's context. The tokens of a pre-training are compute-optimal, its
-    batch up to some millions of tokens; the demo trains for its two minutes.
-    Source: Hoffmann et al. 2022, arXiv:2203.15556 (20 tokens per parameter); batch sizes as in
-    Touvron et al. 2023, arXiv:2302.13971 (4 million tokens for the largest, 0.5 million for 1B).
+    length and batch those of published ones; the demo trains for its two minutes.
+    Source: Hoffmann et al. 2022, arXiv:2203.15556 (20 tokens per parameter); lengths and batches:
+    planner/catalog/data/training_batches.csv.
     """
     values = WORKLOADS[goal]()
     if is_demo and goal == "pretrain":
@@ -112,18 +113,21 @@ def default_workload(goal: str, shape: ModelSpec | None, *, is_demo: bool) -> Pa
     if shape is None:
         return values
     if goal == "pretrain":
-        return values.with_values(**_compute_optimal(shape))
-    return fit_context(values, shape.max_position_embeddings)
+        return values.with_values(**_compute_optimal(shape, devices))
+    fitted = fit_context(values, shape.max_position_embeddings)
+    if isinstance(fitted, FinetuneWork):
+        batch = usual_batch(shape, fitted.sequence_length, devices, pretrains=False)
+        return fitted.with_values(global_batch_size=batch.value)
+    return fitted
 
 
-def _compute_optimal(shape: ModelSpec) -> dict[str, Any]:
+def _compute_optimal(shape: ModelSpec, devices: int) -> dict[str, Any]:
     parameters = count_parameters(shape).total
-    length = min(MOST_TOKENS, shape.max_position_embeddings)
-    batch = LARGE_BATCH if parameters > LARGE else SMALL_BATCH
+    length = usual_length(shape, pretrains=True).value
     millions = round(TOKENS_PER_PARAMETER * parameters / 1e6) or 1
     return {
         "sequence_length": length,
-        "global_batch_size": max(1, batch // length),
+        "global_batch_size": usual_batch(shape, length, devices, pretrains=True).value,
         "time_budget_seconds": None,
         "tokens": millions * 1_000_000,
     }
@@ -143,10 +147,10 @@ def fit_context(values: Part, context: int) -> Part:
     return values.with_values(**changes) if changes else values
 
 
-def model_changed(plan: Plan, before: Part, *, is_shortened: bool = True) -> None:
-    """Give a draft the default sizes for its new model, where it had those for the old one.
+def resized(plan: Plan, before: Part, *, is_shortened: bool = True) -> None:
+    """Give a draft the default sizes for its new model or hardware, where it had the old ones'.
 
-    ``before``: the goal's default workload for the old model. ``is_shortened``: lengths fit the
+    ``before``: the goal's default workload for the old ones. ``is_shortened``: lengths fit the
     new model's context.
     """
     document = plan.document
@@ -161,9 +165,25 @@ def model_changed(plan: Plan, before: Part, *, is_shortened: bool = True) -> Non
 
 
 def workload_of(plan: Plan, goal: str) -> Part:
-    """Return a goal's default workload for a draft's model."""
-    is_demo = plan.document.model.source == "demo"
-    return default_workload(goal, draft_shape(plan), is_demo=is_demo)
+    """Return a goal's default workload for a draft's model and hardware."""
+    document = plan.document
+    is_demo = document.model.source == "demo"
+    devices = _devices_for(goal, document.hardware, is_demo=is_demo)
+    return default_workload(goal, draft_shape(plan), is_demo=is_demo, devices=devices)
+
+
+def _devices_for(goal: str, hardware: HardwareChoice, *, is_demo: bool) -> int:
+    """Return the devices that a training's batch grows with, at least one.
+
+    They are those of catalog hardware, or the GPUs of a host or pool.
+    """
+    if is_demo or goal not in TRAINING_GOALS:
+        return 1
+    if hardware.is_catalog:
+        return hardware.devices_per_node * hardware.nodes
+    gpus = Device.objects.filter(is_present=True, kind="gpu")
+    place = {"host": hardware.host} if hardware.host else {"host__pool": hardware.pool}
+    return max(1, gpus.filter(**place).count())
 
 
 def _hardware(host: Host | None) -> HardwareChoice:
@@ -176,11 +196,13 @@ def new_document(
     """Return the document of a new plan for a model on a host, else on catalog hardware."""
     is_demo = model.source == "demo"
     shape = find_model(demo_config()) if is_demo else shape
+    hardware = _hardware(host)
+    devices = _devices_for(goal, hardware, is_demo=is_demo)
     return PLANS[goal](
         goal=goal,
         model=model,
-        hardware=_hardware(host),
-        workload=default_workload(goal, shape, is_demo=is_demo),
+        hardware=hardware,
+        workload=default_workload(goal, shape, is_demo=is_demo, devices=devices),
     )
 
 
@@ -497,10 +519,14 @@ def store(plan: Plan, form: StepForm) -> None:
         plan.document = document
         plan.wizard.pop("lacks_model", None)
         # The button shortens lengths, and says so; a choice among models does not yet.
-        model_changed(plan, before, is_shortened=False)
+        resized(plan, before, is_shortened=False)
         document = plan.document
     elif isinstance(form, HardwareForm):
+        before = workload_of(plan, document.goal)
         document.hardware = form.chosen
+        plan.document = document
+        resized(plan, before)
+        document = plan.document
     elif isinstance(form, PinsForm):
         document.pins = form.chosen
     elif isinstance(form, FormOfPart):

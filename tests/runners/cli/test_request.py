@@ -9,11 +9,12 @@ from planner.catalog.devices import MeasuredRates, get_device, list_devices, lis
 from runners.cli import output, plan_request, quantities
 from runners.cli.errors import CliError
 from runners.cli.hardware import parse_hardware
-from runners.cli.plan_request import build_document, request_of
+from runners.cli.plan_request import answer_of, build_document, request_of
 from runners.cli.quantities import count, duration, length, rate, share, size, value_of_field
 
 H100 = get_device("h100").id
 LLAMA = "meta-llama/Llama-3.1-8B"
+LLAMA_405B = "meta-llama/Llama-3.1-405B"
 
 
 def document_of(goal, *, on=("h100",), settings=(), **options):
@@ -128,17 +129,53 @@ def test_defaults_are_those_of_the_situation():
     ):  # fmt: skip
         assert workload("serve", "llama-3.1-8b", on)["concurrency"] == concurrency, on
     for model, on, options, sequences in (
-        ("llama-3.1-8b", "64xh200", {}, 1024),  # 2M tokens in sequences of 2,048
-        ("llama-3.1-8b", "64xh200", {"seq_len": "8K"}, 256),
-        ("llama-3.1-70b", "64xh200", {}, 2048),
-        ("gpt2", "8xh100", {}, 512),  # of 1,024 tokens, its context
-        ("gpt2", "h100", {}, 16),
+        ("llama-3.1-8b", "h100", {}, 16),
+        ("llama-3.1-8b", "8xh100", {}, 128),
+        ("llama-3.1-8b", "64xh200", {}, 1024),  # Llama 2 7B's 4M tokens in sequences of 4,096
+        ("llama-3.1-8b", "1024xh200", {}, 1024),
+        ("llama-3.1-8b", "64xh200", {"seq_len": "8K"}, 512),
+        ("llama-3.1-405b", "1024xh100", {}, 2048),  # Llama 3's 16M tokens in sequences of 8,192
+        ("deepseek-ai/DeepSeek-V3", "2048xh800", {}, 15_360),
+        ("gpt2", "8xh100", {}, 128),  # of 1,024 tokens, its context
         ("gpt2", "8xh100", {"batch_size": "32"}, 32),
     ):
         made = workload("train", model, on, **options)
         assert made["global_batch_size"] == sequences, (model, on, options)
     assert workload("train", "gpt2", "h100")["sequence_length"] == 1024
-    assert workload("tune", "gpt2", "8xh100")["global_batch_size"] == 16
+    for on, sequences in (("8xh100", 16), ("64xh100", 64), ("512xh100", 128)):
+        assert workload("tune", "gpt2", on)["global_batch_size"] == sequences, on
+
+
+def test_a_default_of_the_situation_says_its_reason():
+    def assumed(goal, model, on):
+        return "; ".join(build_document(goal, model, {}, hardware=[on]).assumed)
+
+    for goal, model, on, words in (
+        ("train", "llama-3.1-405b", "1024xh100",
+         "global batch size 2,048: 17M tokens as Llama 3 405B, arXiv:2407.21783"),
+        ("train", "llama-3.1-405b", "1024xh100",
+         "sequence length 8,192: as Llama 3 405B was trained (--seq-len)"),
+        ("train", "gpt2", "h100", "sequence length 1,024: the model's context (--seq-len)"),
+        ("train", "gpt2", "h100", "global batch size 16: 16 a device, up to 0.52M tokens as GPT-3"),
+        ("tune", "gpt2", "64xh100", "global batch size 64: one a device, 128 at most"),
+        ("tune", "gpt2", "h100", "global batch size 16 (--batch-size)"),
+        ("serve", "llama-3.1-8b", "m2 8gb", "concurrency 1: one person's machine (--concurrency)"),
+    ):  # fmt: skip
+        assert words in assumed(goal, model, on), (goal, on)
+
+
+def test_a_405b_pre_training_without_options_is_as_fast_as_the_best_published_one():
+    """NVIDIA/dgxc-benchmarking llama3.1/README_405b.md: bf16 on 1,152 H100, TP 8 PP 9 CP 2.
+
+    504 sequences of 8,192 tokens take 17.52 s; the utilisation counts causal attention.
+    """
+    flops_per_token = 6 * 405.85e9 + 6 * 126 * 16384 * 8192
+    published = 504 * 8192 / 17.52 / 1152 * flops_per_token / 989e12
+    request = request_of(build_document("train", LLAMA_405B, {}, hardware=["1024xh100"]).document)
+
+    best = answer_of(request).plans[0]
+
+    assert best.performance.mfu == pytest.approx(published, rel=0.1)
 
 
 def test_a_run_ends_by_its_tokens_or_its_time_and_both_are_refused():

@@ -158,6 +158,19 @@ OLD_AND_NEW = [
 ]  # fmt: skip
 
 
+def test_a_training_without_a_batch_has_that_of_its_hardware_and_a_stated_one_stays(team, alice):
+    model = "meta-llama/Llama-3.1-405B"
+    hardware = {"device": "h100-sxm5-80gb", "devices_per_node": 8, "nodes": 128}
+    for goal, workload, sizes in [
+        ("pretrain", {}, (8192, 2048)),
+        ("pretrain", {"global_batch_size": 16}, (8192, 16)),
+        ("finetune", {}, (2048, 128)),
+    ]:
+        document = {"goal": goal, "model": model, "hardware": hardware, "workload": workload}
+        work = filled(team, alice, document).document.workload
+        assert (work.sequence_length, work.global_batch_size) == sizes, (goal, workload)
+
+
 @pytest.mark.parametrize(("old", "new"), OLD_AND_NEW, ids=["serve", "generate", "pretrain"])
 def test_a_document_with_the_names_of_before_the_first_release_is_the_same(team, alice, old, new):
     assert filled(team, alice, old).draft == filled(team, alice, new).draft

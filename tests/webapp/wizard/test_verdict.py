@@ -205,7 +205,7 @@ def test_strip_and_rail_are_announced_and_a_get_returns_the_rail_alone(walk, ver
 
 
 def test_the_demos_workload_does_not_leak_into_another_models_pre_training(walk):
-    for model in [LLAMA_70B, LLAMA_405B]:
+    for model, length in [(LLAMA_70B, 4096), (LLAMA_405B, 8192)]:
         walker = walk()
         assert walker.plan.draft["workload"]["sequence_length"] == 256, model
 
@@ -213,8 +213,8 @@ def test_the_demos_workload_does_not_leak_into_another_models_pre_training(walk)
 
         work = walker.plan.draft["workload"]
         assert work["time_budget_seconds"] is None, model
-        assert work["sequence_length"] == 4096, model
-        assert work["global_batch_size"] == 1024, model
+        assert work["sequence_length"] == length, model
+        assert work["global_batch_size"] == 16, model
         assert work["tokens"] == pytest.approx(
             20 * float(model[-4:-1].strip("-")) * 1e9, rel=0.02
         ), model
@@ -255,6 +255,23 @@ def test_a_workload_or_lengths_that_somebody_chose_stay_with_another_model(walk)
     walker.press("model", source="catalog", catalog_id=LLAMA_70B)
     work = walker.plan.draft["workload"]
     assert (work["input_tokens"], work["output_tokens"]) == (100, 20)
+
+
+def test_a_batch_that_nobody_chose_grows_with_the_devices_and_a_chosen_one_stays(walk):
+    walker = walk()
+    walker.press("goal", goal="pretrain")
+    walker.press("model", source="catalog", catalog_id=LLAMA_405B)
+    for nodes, sequences in [(1, 128), (4, 512), (128, 2048)]:
+        walker.press(
+            "hardware", choice="catalog", device="h100-sxm5-80gb", devices_per_node=8, nodes=nodes
+        )
+        assert walker.plan.draft["workload"]["global_batch_size"] == sequences, nodes
+
+    walker.press("workload", global_batch_size=96)
+    walker.press(
+        "hardware", choice="catalog", device="h100-sxm5-80gb", devices_per_node=8, nodes=2
+    )
+    assert walker.plan.draft["workload"]["global_batch_size"] == 96
 
 
 def test_the_demo_keeps_its_two_minutes(walk):
