@@ -387,10 +387,12 @@ class Reconciler:
             launch.refuse_missing(request.spec.secrets, values)
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
-            argv, env = launch.gang_command(request, spec, self._render(spec, folder.path))
+            argv, env = self.launcher.command(
+                request, spec, self._render(spec, folder.path), folder.path
+            )
             argv, hub = launch.after_download(spec, folder.path, argv)
             env |= hub | attempts.write(folder.path, values)
-            document = self.launcher.adapt(self._document(folder, request, argv, env), request)
+            document = self.launcher.adapt(self._document(folder, request, argv, env))
         except LaunchRefusedError as refusal:
             _settle_refused(folder, request, refusal.reason, str(refusal))
             return

@@ -23,7 +23,7 @@ from runners.jobs.energy import EnergyMeter, Sample, visible_sample, zones
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
 from runners.shared.kinds import ArtefactKind
-from runners.shared.messages import ArtefactBody, RunRequest
+from runners.shared.messages import GANG_VARIABLE, ArtefactBody, Gang, RunRequest
 from runners.shared.timing import PEERS_STOP_SECONDS
 from runners.supervision import classification
 from runners.supervision.child import compiler_name
@@ -102,6 +102,12 @@ class Job:
     request: RunRequest
     emitter: Emitter
     stop_requested: threading.Event
+
+    @property
+    def owns_folder(self) -> bool:
+        """Return whether no other node, which has the lead rank, writes the attempt's folder."""
+        gang = self.request.gang
+        return GANG_VARIABLE not in os.environ or gang is None or gang.node_rank == 0
 
     @property
     def spec(self) -> JobSpec:
@@ -221,7 +227,7 @@ def open_job(attempt_dir: Path, kind: str) -> Job:
     Raises:
         BadInputError: spec.json is missing, unreadable or of another kind.
     """
-    request = read_request(attempt_dir / "spec.json")
+    request = _with_own_gang(read_request(attempt_dir / "spec.json"))
     if request.spec.kind != kind:
         msg = f"{attempt_dir}/spec.json asks for kind '{request.spec.kind}', this is '{kind}'"
         raise BadInputError(msg)
@@ -229,6 +235,14 @@ def open_job(attempt_dir: Path, kind: str) -> Job:
     configured = os.environ.get(HOST_DIR_VARIABLE)
     host_dir = Path(configured) if configured else attempt_dir.parent.parent
     return Job(attempt_dir, host_dir, request, Emitter.from_environment(), threading.Event())
+
+
+def _with_own_gang(request: RunRequest) -> RunRequest:
+    """Return the request with the gang of this node, where several share the attempt's folder."""
+    text = os.environ.get(GANG_VARIABLE)
+    if text is None:
+        return request
+    return request.model_copy(update={"gang": Gang.model_validate_json(text)})
 
 
 def checkpoint_on_sigterm(job: Job) -> None:

@@ -496,12 +496,17 @@ class Launcher(Protocol):
     def verdict_of(self, folder: AttemptFolder) -> Verdict:
         """Return an attempt's state."""
 
-    def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:
-        """Return the supervisor's launch document, adapted to this launcher.
+    def command(
+        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command of a job's process or ranks, and extra environment variables.
 
         Raises:
             LaunchRefusedError: this launcher cannot run such a job.
         """
+
+    def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the supervisor's launch document, adapted to this launcher."""
 
     def launch(self, folder: AttemptFolder) -> None:
         """Start a folder's supervisor after its documents are written; idempotent.
@@ -533,7 +538,21 @@ class LocalLauncher:
         """Return the attempt's state from its lock and files."""
         return folder.verdict(self._boot_id)
 
-    def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:  # noqa: ARG002 - the interface
+    def command(
+        self,
+        request: RunRequest,
+        spec: JobSpec,
+        argv: list[str],
+        folder: Path,  # noqa: ARG002 - the interface
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command, a gang's under torchrun.
+
+        Raises:
+            LaunchRefusedError: the kind of job runs as one process, or an address is not ours.
+        """
+        return gang_command(request, spec, argv)
+
+    def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document unchanged."""
         return dict(document)
 

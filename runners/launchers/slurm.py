@@ -1,5 +1,8 @@
 """Launches attempts as Slurm jobs: the supervisor is the batch job on a node sharing our folder.
 
+A training that holds several of this host's slots runs on as many nodes, with one rank for each
+GPU that the options request of a node, or as many as the training states.
+
 The folder remains the record of the attempt; Slurm is only queried whether the job still
 exists, and an unreachable Slurm changes no state. The job name contains the attempt id, so an
 agent killed between submitting and storing the job id finds the job and does not resubmit it.
@@ -11,8 +14,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from runners.jobspec import JobSpec, TrainSpec
 from runners.launchers import slurm_commands
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError, UnrecordedEnd
@@ -29,6 +34,7 @@ from runners.shared.timing import (
 )
 from runners.supervision import child, supervisor
 
+NODES = "runners.launchers.slurm_nodes"
 TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
 POLL_SECONDS = scale_duration(10.0, least=0.5)
@@ -38,6 +44,11 @@ LEAST_LIMIT_MINUTES = 2
 INHERIT = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS",
     "ROCR_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TMPDIR",
+)  # fmt: skip
+# With which a training over several ranks finds its nodes and starts processes there.
+OF_NODES = (
+    "SLURM_CONF", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NNODES",
+    "SLURM_RESTART_COUNT",
 )  # fmt: skip
 REASONS = {
     "TIMEOUT": Reason.MAX_DURATION,
@@ -111,25 +122,36 @@ class SlurmLauncher:
 
     # Submitting
 
-    def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:
-        """Return the document with a time limit below Slurm's and the variables of the node.
+    def command(
+        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command, a training's over several ranks with the nodes' launcher before it.
 
         Raises:
-            LaunchRefusedError: the attempt is part of a gang.
+            LaunchRefusedError: the attempt is part of a gang of hosts, or no training.
         """
-        if request.gang is not None:
+        if request.gang is None:
+            return argv, {}
+        if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
             raise LaunchRefusedError(
                 Reason.VERSION_INCOMPATIBLE,
-                "a Slurm host runs each job as one process on one node; choose another host "
-                "for a job over several devices",
+                "a Slurm host takes a training over several nodes alone, as one job of several "
+                "of its slots; choose this host alone for a training, or another one",
             )
+        python, *program = argv
+        ranks = str(self._config.gpus_per_node or request.gang.num_processes)
+        return [python, "-m", NODES, str(folder), ranks, *program], {}
+
+    def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document with a time limit below Slurm's and the variables of the node."""
         latest_end = self._limit_minutes(document) * 60 - SLURM_END_MARGIN_SECONDS
         requested = document.get("max_duration_seconds")
+        nodes = OF_NODES if NODES in document.get("argv", ()) else ()
         shortest = latest_end if requested is None else min(float(requested), latest_end)
         return {
             **document,
             "max_duration_seconds": shortest,
-            "inherit": [*document.get("inherit", ()), *INHERIT],
+            "inherit": [*document.get("inherit", ()), *INHERIT, *nodes],
         }
 
     def _limit_minutes(self, document: Mapping[str, Any]) -> int:
@@ -173,9 +195,7 @@ class SlurmLauncher:
             "--output=slurm.out",
             "--open-mode=append",
             "--export=HOME,LANG,LOGNAME,PATH,USER",
-            "--no-requeue",  # an attempt runs once; retries are the server's decision
-            "--nodes=1",
-            "--ntasks=1",
+            *_size(folder),
             f"--time={self._limit_minutes(document)}",
         ]
         try:
@@ -294,6 +314,18 @@ class SlurmLauncher:
 def job_name(folder: AttemptFolder) -> str:
     """Return an attempt's Slurm job name."""
     return f"slipway-{folder.attempt_id}"
+
+
+def _size(folder: AttemptFolder) -> list[str]:
+    """Return the options of an attempt's nodes: one for each slot that a training of ranks holds.
+
+    Slurm requeues a job of several nodes when one fails. Of a single node the attempt runs once:
+    retries are the server's decision.
+    """
+    request = folder.request()
+    nodes = len(request.devices) if request and request.gang else 1
+    again = "--requeue" if nodes > 1 else "--no-requeue"
+    return [again, f"--nodes={max(1, nodes)}", "--ntasks-per-node=1"]
 
 
 def render_script(folder: AttemptFolder) -> str:

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from enum import StrEnum
@@ -134,6 +135,39 @@ def read_job_id(text: str) -> str:
     return job_id
 
 
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue, which ends its processes.
+
+    Raises:
+        SlurmError: Slurm does not requeue it.
+    """
+    run("scontrol", "requeue", job_id)
+
+
+def node_names(node_list: str) -> list[str]:
+    """Return the names of a node list such as ``n[1-2]``, in the allocation's order.
+
+    Raises:
+        SlurmError: there is no answer.
+    """
+    return run("scontrol", "show", "hostnames", node_list).split()
+
+
+def node_address(name: str) -> str:
+    """Return the IP address at which Slurm reaches a node.
+
+    Raises:
+        SlurmError: Slurm does not know the node, or its address is not resolved.
+    """
+    fields = read_fields(run("scontrol", "show", "node", name, "--oneliner"))
+    address = fields.get("NodeAddr", name)
+    try:
+        (*_, place), *_ = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SlurmError(f"node {name}: its address {address} is not resolved: {error}") from None
+    return str(place[0])
+
+
 def queue() -> list[SlurmJob]:
     """Return this user's jobs, including those that ended a few minutes ago.
 
@@ -196,7 +230,7 @@ def read_accounting(text: str) -> SlurmJob | None:
 
 def read_control(text: str) -> SlurmJob | None:
     """Return the job of ``scontrol show job --oneliner`` output, or None."""
-    fields = dict(word.partition("=")[::2] for word in text.split() if "=" in word)
+    fields = read_fields(text)
     if "JobId" not in fields or "JobState" not in fields:
         return None
     return SlurmJob(
@@ -206,6 +240,11 @@ def read_control(text: str) -> SlurmJob | None:
         fields.get("JobName", ""),
         _plain(fields.get("NodeList", "")),
     )
+
+
+def read_fields(text: str) -> dict[str, str]:
+    """Return the NAME=VALUE fields of ``scontrol show ... --oneliner`` output."""
+    return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
 
 
 def partitions() -> list[Partition]:

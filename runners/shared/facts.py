@@ -299,6 +299,15 @@ class SlurmConfig(BaseModel):
     time_limit_minutes: PositiveInt = 24 * 60
     max_jobs: int = Field(default=1, ge=1, le=MAX_JOBS)  # how many may be in Slurm at once
 
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs ``gres`` requests of each node, such as ``gpu:h100:4``."""
+        return sum(
+            int(words[-1]) if words[-1].isdigit() else 1
+            for words in (each.split(":") for each in self.options.get("gres", "").split(","))
+            if words[0] == "gpu"
+        )
+
     def argv(self) -> list[str]:
         """Return the options as arguments."""
         return [f"--{name}={value}" for name, value in sorted(self.options.items())]

@@ -53,6 +53,10 @@ from runners.shared.timing import LONGEST_BEAT_SECONDS, STOP_GRACE_SECONDS
 # Placement of a job's processes: devices, addresses, ports and node ranks.
 
 
+# Names the gang of a process whose node shares the attempt's folder with the other nodes.
+GANG_VARIABLE = "SLIPWAY_GANG"
+
+
 class Gang(JobDocument):
     """One host's part of a distributed job: node rank, rendezvous and addresses."""
 

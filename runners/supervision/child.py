@@ -213,6 +213,7 @@ EXIT_SLOT = "exit.slot"
 SLOT_BYTES = 16 * 1024  # a last line of 2,000 characters fits in any alphabet
 LOCK = "lock"
 STOP = "stop.json"
+REQUEUED = "requeued.json"  # a scheduler runs the attempt again in this folder
 LAUNCH = "launch.json"
 SUPERVISOR = "supervisor.json"
 SPOOL = "spool"

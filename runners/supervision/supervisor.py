@@ -98,6 +98,7 @@ class Supervisor:
     def start(self) -> bool:
         """Start the job; on failure write the exit record and return False."""
         child.reserve_exit_slot(self.folder)
+        (self.folder / child.REQUEUED).unlink(missing_ok=True)
         self._watch_signals()
         self._check_stop_order()
         if self.stop_reason is not None:
@@ -185,7 +186,10 @@ class Supervisor:
                 child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         self._drain()
-        self._write_end(self._ending(self.exit_status))
+        if self._is_requeued():
+            self.spool.close()
+        else:
+            self._write_end(self._ending(self.exit_status))
 
     def _tick(self) -> None:
         self._read_bytes.append(0)
@@ -261,6 +265,11 @@ class Supervisor:
         self.spool.append("log", {"stream": "supervisor", "text": f"{text}\n"})
 
     # The end
+
+    def _is_requeued(self) -> bool:
+        """Return whether a scheduler runs the attempt again, and nobody ordered its stop."""
+        is_ordered = self.stop_reason not in (None, Reason.KILLED_EXTERNALLY)
+        return (self.folder / child.REQUEUED).exists() and not is_ordered
 
     def _check_stop_order(self) -> None:
         if self.stop_reason is None and (order := child.read_json(self.folder / child.STOP)):

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "runners/shared/timing.py": {"VARIABLE"},
     "runners/jobs/energy.py": {"ROOT_VARIABLE"},
     "runners/jobs/runtime.py": {  # and what torchrun and the agent set
-        "OMP_NUM_THREADS", "KERNEL_CACHE", "COUNT_VARIABLE", "HOST_DIR_VARIABLE", "RAYON_NUM_THREADS",
+        "OMP_NUM_THREADS", "KERNEL_CACHE", "COUNT_VARIABLE", "GANG_VARIABLE", "HOST_DIR_VARIABLE", "RAYON_NUM_THREADS",
     },
     "runners/jobs/prove/recorder.py": {"KERNEL_CACHE"},
     "runners/launchers/launch.py": {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "name"},
@@ -60,13 +60,14 @@ EXCEPTIONS = {
     "runners/datasets/parquet_process.py": {"name"},
     "runners/environments/builder.py": {"name"},
     "runners/launchers/slurm_commands.py": {"name"},
+    "runners/launchers/slurm_nodes.py": {"SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NODEID"},
     "runners/supervision/supervisor.py": {"name"},
     "runners/host/overhead_bench.py": {"PATH"},
 }  # fmt: skip
 # Our own variables that no operator sets.
 INTERNAL = {
     "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
-    "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS",
+    "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS", "SLIPWAY_GANG",
     "SLIPWAY_SECRETS_DIR",
 }  # fmt: skip
 OF_HOSTS = {"SLIPWAY_REDIS_CA", "SLIPWAY_POWERCAP_DIR"}

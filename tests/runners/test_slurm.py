@@ -2,6 +2,8 @@
 
 import pytest
 
+from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
+from runners.jobspec.generate import TensorSplit
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
@@ -18,7 +20,7 @@ from runners.launchers.slurm_commands import (
     read_queue,
 )
 from runners.shared.facts import SlurmConfig
-from runners.shared.messages import Gang, RunRequest
+from runners.shared.messages import Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
 from runners.shared.timing import SLURM_END_MARGIN_SECONDS, SLURM_SETTLE_SECONDS
 from runners.supervision import child
@@ -247,19 +249,62 @@ def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
     assert set(found) == {None}
 
 
-def test_the_supervisor_ends_a_job_before_slurm_would_and_a_gang_is_refused(launcher, folder):
-    document = launcher.adapt({"max_duration_seconds": None}, folder.request())
+def test_the_supervisor_ends_a_job_before_slurm_would(launcher):
+    document = launcher.adapt({"max_duration_seconds": None})
     assert document["max_duration_seconds"] == 60 * 60 - SLURM_END_MARGIN_SECONDS
     assert "CUDA_VISIBLE_DEVICES" in document["inherit"]
-    document = launcher.adapt({"max_duration_seconds": 90.0}, folder.request())
+    assert "SLURM_NNODES" not in document["inherit"]
+    document = launcher.adapt({"max_duration_seconds": 90.0})
     assert document["max_duration_seconds"] == 90.0
+
+
+# A training over several nodes: how many, what runs on them, and what is refused.
+
+
+def shared(folder: AttemptFolder, slots: int, **changes: int) -> RunRequest:
+    """Return the attempt's request as a training with ranks on some of the host's slots."""
     gang = Gang(
-        node_rank=0, num_nodes=2, master_address="10.0.0.1", master_port=29400,
-        own_address="10.0.0.1", rendezvous_id="r",
+        node_rank=0, master_address="127.0.0.1", master_port=29400, own_address="127.0.0.1",
+        rendezvous_id="r", **{"num_nodes": 1, "num_processes": 2, **changes},
     )  # fmt: skip
-    request = RunRequest.model_validate(folder.request().model_dump() | {"gang": gang})
-    with pytest.raises(LaunchRefusedError, match="as one process on one node"):
-        launcher.adapt({}, request)
+    devices = [RunDevice(kind="slot", index=each, uuid=f"slot-{each}") for each in range(slots)]
+    told = {"gang": gang, "devices": tuple(devices), "spec": TrainSpec()}
+    return folder.request().model_copy(update=told)
+
+
+COMMAND = ["python", "-m", "runners.jobs.train", "/attempt"]
+
+
+def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, told, monkeypatch):
+    sent: list[list[str]] = []
+    monkeypatch.setattr(slurm_commands, "submit", lambda options, _script: sent.append(options))
+    for gres, ranks in [("", "2"), ("gpu", "1"), ("gpu:h100:4", "4"), ("tmpdisk:9,gpu:8", "8")]:
+        config = SlurmConfig(options={"gres": gres} if gres else {})
+        launcher = SlurmLauncher(config, clock=lambda: told.seconds)
+        request = shared(folder, slots=3)
+        argv, _env = launcher.command(request, request.spec, COMMAND, folder.path)
+        assert argv[:5] == ["python", "-m", slurm.NODES, str(folder.path), ranks], gres
+        assert argv[5:] == COMMAND[1:]
+        assert "SLURM_NNODES" in launcher.adapt({"argv": argv})["inherit"]
+    for request, size in [
+        (shared(folder, slots=3), ["--requeue", "--nodes=3"]),
+        (shared(folder, slots=1), ["--no-requeue", "--nodes=1"]),
+        (shared(folder, slots=3).model_copy(update={"gang": None}), ["--no-requeue", "--nodes=1"]),
+    ]:
+        child.write_json(folder.spec, request.model_dump(mode="json"))
+        (folder.path / slurm.TICKET).unlink(missing_ok=True)
+        launcher.launch(folder)
+        assert sent[-1][-4:-2] == size
+
+
+def test_several_hosts_and_other_kinds_of_ranks_are_refused(launcher, folder):
+    generation = GenerateSpec(model=DemoModel(), split=TensorSplit())
+    hosts, generating = shared(folder, 1, num_nodes=2), shared(folder, slots=2)
+    for request, spec in [(hosts, hosts.spec), (generating, generation)]:
+        with pytest.raises(LaunchRefusedError, match="takes a training over several nodes alone"):
+            launcher.command(request, spec, COMMAND, folder.path)
+    alone = folder.request()
+    assert launcher.command(alone, alone.spec, COMMAND, folder.path) == (COMMAND, {})
 
 
 def test_the_script_holds_no_word_of_the_job(folder):

@@ -232,6 +232,31 @@ def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attemp
     assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
 
 
+def test_an_attempt_that_a_scheduler_runs_again_goes_on_in_its_folder(attempts):
+    again = (
+        "import pathlib, time\nfirst = pathlib.Path('first')\nif first.exists(): print('again')\n"
+        "else: first.touch(); pathlib.Path('requeued.json').write_text('{}'); time.sleep(600)"
+    )
+    folder = attempts.start(code=again)
+    wait_for((folder.path / child.REQUEUED).exists)
+    os.kill(child.read_json(folder.path / child.SUPERVISOR)["pid"], signal.SIGTERM)
+    wait_for(lambda: not child.is_locked(folder.lock))
+    assert folder.exit_record() is None
+    assert launch.start_supervisor(folder.path) == supervisor.STARTED
+    attempts.wait(folder)
+    assert folder.exit_record().reason is Reason.OK
+    kinds = [event["kind"] for event in events_of(folder)]
+    assert (kinds.count("started"), kinds.count("exited"), kinds[-1]) == (2, 1, "exited")
+
+
+def test_a_requeued_attempt_that_is_stopped_ends_as_stopped(attempts):
+    folder = attempts.start(code=FOREVER)
+    child.write_json(folder.path / child.REQUEUED, {})
+    stop(folder)
+    attempts.wait(folder)
+    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
+
+
 def test_a_closed_terminal_does_not_end_the_supervisor(attempts):
     folder = attempts.start(code="import time; time.sleep(0.5)")
     for number in (signal.SIGINT, signal.SIGHUP):

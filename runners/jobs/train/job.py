@@ -298,7 +298,9 @@ def work(job: Job) -> None:
             return
         if ranks.is_lead:
             finish(*trained)
-    if ranks.local_rank == 0:  # the lead reads its host's folder until it has finished
+    if (
+        ranks.local_rank == 0 and job.owns_folder
+    ):  # the lead reads its host's folder until it has finished
         shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""A real Slurm of one node in a folder of its own: munged, slurmctld and slurmd, as root."""
+"""A real Slurm in a folder of its own, as root: munged, slurmctld and a slurmd for each node."""
 
 import os
 import secrets
@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "sbatch", "slurmctld", "slurmd")
 CONFIG = """\
@@ -18,13 +21,12 @@ SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/%n/spool
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n/slurmd.log
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -35,23 +37,30 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/linux
 ReturnToService=2
 KillWait=5
+SlurmdTimeout=10
 MinJobAge={remember_seconds}
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
-PartitionName=closed Nodes={host} MaxTime=60 State=DOWN
+{nodes}
+PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
+PartitionName=closed Nodes={names} MaxTime=60 State=DOWN
 """
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
+    "RealMemory=4000 State=UNKNOWN"
+)
 CPUS = 4  # whatever the machine has
 PATIENCE_SECONDS = 600.0
 
 
 class Cluster:
-    """One controller and one node; either may be killed and started again."""
+    """One controller and its nodes; each may be killed, the controller started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: tuple[str, ...] = ()) -> None:
+        """Name the nodes; without names there is one, with the name of this machine."""
         self.folder = folder
         self.config = folder / "slurm.conf"
         self.host = socket.gethostname()
+        self.nodes = nodes or (self.host,)
         self._munged: subprocess.Popen[bytes] | None = None
 
     @staticmethod
@@ -63,22 +72,32 @@ class Cluster:
         return "" if os.geteuid() == 0 else "slurmd starts jobs as their users: it needs root"
 
     def start(self) -> None:
-        for name in ("state", "spool"):
+        for name in ("state", *self.nodes):
             (self.folder / name).mkdir()
+        nodes = [
+            NODE.format(name=name, host=self.host, port=_free_port(), cpus=CPUS)
+            for name in self.nodes
+        ]
         self.config.write_text(
             CONFIG.format(
                 host=self.host,
                 folder=self.folder,
                 controller_port=_free_port(),
-                node_port=_free_port(),
+                nodes="\n".join(nodes),
+                names=",".join(self.nodes),
                 remember_seconds=600,
-                cpus=CPUS,
             )
         )
         self._start_munge()
         self.start_controller()
-        self._run("slurmd", "-N", self.host)
-        self.wait_for(lambda: "idle" in self._run("sinfo", "-h", "-p", "main", "-o", "%T"))
+        for name in self.nodes:
+            self.start_node(name)
+        idle = str(len(self.nodes))
+        self.wait_for(
+            lambda: (
+                self._run("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D").strip() == idle
+            )
+        )
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -106,11 +125,29 @@ class Cluster:
     def kill_controller(self) -> None:
         self._kill("slurmctld")
 
+    def kill_node(self, name: str) -> None:
+        """Kill a node as a loss of power does: its slurmd and all processes of its jobs."""
+        self._kill(f"{name}/slurmd")
+        steps = {
+            ancestor.pid: ancestor
+            for process in psutil.process_iter()
+            if _node_of(process) == name
+            for ancestor in process.parents()
+            if ancestor.name().startswith("slurmstepd")
+        }
+        for step in steps.values():
+            for process in (step, *step.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def start_node(self, name: str) -> None:
+        self._run("slurmd", "-N", name)
+
     def stop(self) -> None:
         if self.config.exists():
             self._run("scancel", f"--user={os.getuid()}")
             self.wait_for(lambda: not self._run("squeue", "-h"))  # else its processes stay
-        for name in ("slurmd", "slurmctld"):
+        for name in (*(f"{node}/slurmd" for node in self.nodes), "slurmctld"):
             self._kill(name)
         if self._munged:
             self._munged.kill()
@@ -146,8 +183,15 @@ class Cluster:
         self.wait_for(lambda: not _is_alive(pid))
 
     def _tail(self) -> str:
-        logs = [self.folder / f"{name}.log" for name in ("slurmctld", "slurmd")]
+        logs = [self.folder / "slurmctld.log", *self.folder.glob("*/slurmd.log")]
         return "\n".join(path.read_text()[-1500:] for path in logs if path.exists())
+
+
+def _node_of(process: psutil.Process) -> str:
+    """Return the node that a process of a Slurm job has in its environment."""
+    with suppress(psutil.Error):
+        return process.environ().get("SLURMD_NODENAME", "")
+    return ""
 
 
 def _is_alive(pid: int) -> bool:
