@@ -444,6 +444,8 @@ def launchable_in(
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
     spread = launch_spread(question.document, launch, best)
+    if context.host.kind == "slurm" and question.pool is None:
+        spec, spread = _on_slots(spec, spread)
     return Launchable(
         host=context.host,
         spec=spec,
@@ -455,6 +457,15 @@ def launchable_in(
         pool=question.pool,
         is_pinned=question.pool is None or (spread.num_hosts == 1 and question.is_bound),
     )
+
+
+def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
+    """Return a job for a Slurm host: a slot for each node, and the ranks that a node gets."""
+    if isinstance(spec, TrainSpec):
+        ranks = max(spec.parallel.processes_per_host, spread.devices_per_host)
+        parallel = spec.parallel.model_copy(update={"processes_per_host": ranks})
+        spec = spec.model_copy(update={"parallel": parallel})
+    return spec, Spread(1, spread.num_hosts)
 
 
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:

@@ -203,7 +203,11 @@ def _cluster(
     try:
         if together:
             return cluster_for_pool(together, document.goal, plan.team, document.pins)
-        return shared_processor(cluster_for_host(host), document.hardware)
+        cluster = cluster_for_host(host)
+        if document.goal in TRAINING_GOALS and host.kind == "slurm":  # a node for each slot
+            nodes = int(host.facts["scheduler"]["max_jobs"])
+            cluster = cluster.model_copy(update={"nodes": nodes})
+        return shared_processor(cluster, document.hardware)
     except Problem as problem:
         is_passing = problem.code in {"host_unknown", "not_measured"}
         raise DraftProblem(problem.detail, "host", is_passing=is_passing) from problem

@@ -6,8 +6,10 @@ from django.urls import reverse
 from runners.jobspec.generate import PipelineSplit, StageChain, TensorSplit
 from runners.plans.document import ModelChoice
 from runners.plans.refusals import DraftProblem
-from tests.webapp.conftest import make_microbench
+from runners.shared.facts import SchedulerFacts
+from tests.webapp.conftest import make_beat, make_facts, make_microbench
 from tests.webapp.jobs.gangs import make_hosts
+from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
@@ -83,6 +85,24 @@ def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan
     job = plan_launch(plan=make_plan(), by=alice)
     assert (job.state, job.num_hosts, job.devices_per_host) == ("preflight", 2, 1)
     assert job.attempts.count() == 2
+
+
+def test_a_training_on_a_slurm_host_takes_a_slot_for_each_node(make_plan, alice, hosts):
+    scheduler = SchedulerFacts(options={}, time_limit_minutes=120, max_jobs=2)
+    beat = make_beat(facts=make_facts(scheduler=scheduler), is_agent_start=True)
+    host_beat(host=hosts[0], beat=beat)
+
+    plan = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2)
+    cluster = launchable_of(plan).best.cluster
+    assert (cluster.nodes, cluster.devices_per_node) == (2, 2)
+    job = plan_launch(plan=plan, by=alice)
+    assert (job.state, job.num_hosts, job.devices_per_host) == ("preflight", 1, 2)
+    assert job.current_attempt.allocations.filter(device__kind="slot").count() == 2
+    gang = gang_of(job.current_attempt)
+    assert (gang.num_nodes, gang.num_processes) == (1, 2)
+
+    serving = make_plan("generate", pool="", host=hosts[0].pk)
+    assert launchable_of(serving).best.cluster.nodes == 1
 
 
 def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan):
