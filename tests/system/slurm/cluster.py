@@ -92,12 +92,7 @@ class Cluster:
         self.start_controller()
         for name in self.nodes:
             self.start_node(name)
-        idle = str(len(self.nodes))
-        self.wait_for(
-            lambda: (
-                self._run("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D").strip() == idle
-            )
-        )
+        self.wait_for(lambda: self.num_idle() == len(self.nodes))
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -121,6 +116,10 @@ class Cluster:
         saved = self.folder / "state/job_state"
         sent = (attempt / "slurm.json").stat().st_mtime
         return saved.exists() and saved.stat().st_mtime > sent
+
+    def num_idle(self) -> int:
+        """Return how many nodes answer and run nothing."""
+        return self._run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle")
 
     def kill_controller(self) -> None:
         self._kill("slurmctld")
