@@ -88,6 +88,8 @@ def _load(case: ExportCase) -> tuple[JsonObject, int]:
     load["prefix_share_ratio"] = workload.prefix_share_ratio
     if workload.length_variation:
         load["length_variation"] = workload.length_variation
+    if workload.length_variation and workload.max_request_tokens:
+        load["max_request_tokens"] = workload.max_request_tokens
     if workload.request_rate_per_second:
         rate = workload.request_rate_per_second
         return {**load, "request_rate_per_second": rate}, max(100, int(60 * rate))

@@ -213,6 +213,7 @@ NOTHING = StepCosts((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0))
 DUST_TOKENS = 1e-9
 LINEAR_GROWTH = 1e-9
 SPAN = 2**32  # exceeds the number of requests
+FEW_LENGTHS = 200  # a mean of fewer is no mean of their distribution
 UNIFORM_VARIATION = 1 / math.sqrt(3)  # of lengths from none to twice the mean
 
 
@@ -318,8 +319,8 @@ def _drawn(draw: np.random.Generator, variation: float, count: int) -> Floats:
     if variation <= UNIFORM_VARIATION:
         lengths = 1 + math.sqrt(3) * variation * (2 * draw.random(count) - 1)
     else:
-        lengths = draw.gamma(variation**-2, size=count)
-    result: Floats = lengths / lengths.mean()
+        lengths = draw.gamma(variation**-2, variation**2, count)
+    result: Floats = lengths / lengths.mean() if count >= FEW_LENGTHS else lengths
     return result
 
 

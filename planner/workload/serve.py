@@ -504,7 +504,12 @@ def _slot_wait(
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the maximum requests per second of all replicas with independent callers."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    calls = {"concurrency": full, "burst_requests": None, "request_rate_per_second": None}
+    calls = {
+        "concurrency": full,
+        "burst_requests": None,
+        "request_rate_per_second": None,
+        "length_variation": None,  # it spreads the calls of a loop, which full slots have not
+    }
     closed_loop = workload.model_copy(update=calls)
     prompt = _prompt(setting, workload, NullLedger(), full)
     steady = _steady(setting, closed_loop, NullLedger(), (full, full), prompt)

@@ -75,6 +75,7 @@ MAX_CALLERS = 1024
 MAX_REQUESTS = 1500
 OPEN_REQUESTS = 300
 UNEVEN_REQUESTS = 1000  # of which long ones are a small share
+MOST_REPETITIONS = 100
 STEADY_LIVES = 10
 WARM_UP_RATIO = 0.3
 LENGTH_SPREAD = 0.03  # output lengths differ by a few tokens even if forced
@@ -223,9 +224,20 @@ class Replica:
         """Return the times of the served requests, at most ``most`` at once."""
         traffic, slots = self._traffic(workload, most, in_flight)
         costs = self.costs(slots, self.budget_tokens)
-        timeline = simulate(Batching(slots, self.budget_tokens), traffic, costs)
-        calls_each = traffic.calls_per_caller
-        return _after_warm_up(timeline, workload, _first_calls_kept(calls_each))
+        batching, kept = (
+            Batching(slots, self.budget_tokens),
+            _first_calls_kept(traffic.calls_per_caller),
+        )
+        times = [
+            _after_warm_up(simulate(batching, replace(traffic, seed=seed), costs), workload, kept)
+            for seed in range(_repetitions(traffic))
+        ]
+        return RequestTimes(
+            *(
+                np.concatenate([getattr(one, f"{name}_s") for one in times])
+                for name in ("ttft", "tpot", "latency")
+            )
+        )
 
     def _traffic(
         self, workload: ServeWorkload, most: int, in_flight: float
@@ -250,6 +262,14 @@ class Replica:
         traffic = Traffic(prompt, workload.output_tokens, [0.0] * number, calls_each, spread)
         traffic = replace(traffic, length_variation=variation)
         return traffic, max(1, round(min(most, callers_each) * scale))
+
+
+def _repetitions(traffic: Traffic) -> int:
+    """Return how often a load is simulated: until enough requests of uneven lengths are drawn."""
+    requests = len(traffic.calls_s) * traffic.calls_per_caller
+    if not traffic.length_variation or requests >= UNEVEN_REQUESTS:
+        return 1
+    return min(MOST_REPETITIONS, math.ceil(UNEVEN_REQUESTS / requests))
 
 
 def _first_calls_kept(calls_each: int) -> int:

@@ -114,7 +114,7 @@ def test_intervals_are_as_wide_as_what_is_known():
     # The first token of a queue is less sure than the pass that makes it.
     found = ask(device=PRICED, engine="tgi").interval
     waited, read = found["ttft_seconds"], found["prefill_seconds"]
-    assert waited[1] / waited[0] > 1.5 * read[1] / read[0]
+    assert waited[1] / waited[0] > 1.4 * read[1] / read[0]
 
     # A measured device narrows its intervals.
     published = {**CPU, "provenance": "published"}

@@ -66,7 +66,7 @@ def test_a_prefix_fp8_and_experts_save_what_they_leave_out():
     wide = ask(engine="vllm").performance
     narrow = ask(engine="vllm", strategy={"weight_dtype": "fp8"}).performance
     assert narrow.tpot_seconds < wide.tpot_seconds
-    assert narrow.prefill_seconds < 0.9 * wide.prefill_seconds
+    assert narrow.prefill_seconds < 0.95 * wide.prefill_seconds
 
     # A fifth is active; measured expert kernels reach half of what those of dense layers do.
     sparse = ask(model=MIXTRAL, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")

@@ -241,6 +241,20 @@ def test_lengths_have_the_mean_and_the_variation_that_are_stated():
     assert max(answers) < 1.04 * min(answers) * 1.04
 
 
+def test_one_caller_shows_the_tail_of_lengths_as_an_idle_open_loop_does():
+    lengths = {"input_tokens": 1024, "output_tokens": 256, "length_variation": 1.0}
+    alone = serving(concurrency=1, **lengths).performance
+    idle = serving(request_rate_per_second=0.01, **lengths).performance
+    assert alone.latency_p95_seconds == pytest.approx(idle.latency_p95_seconds, rel=0.15)
+    assert alone.latency_p99_seconds > 3.5 * alone.latency_seconds
+    rates = [
+        serving(**{**SERVE, "concurrency": None, "request_rate_per_second": 1.0}, **more)
+        .performance.max_requests_per_second
+        for more in ({}, {"length_variation": 0.5}, {"length_variation": 2.0})
+    ]  # fmt: skip
+    assert len(set(rates)) == 1
+
+
 def test_longer_tails_follow_from_lengths_that_vary():
     load = {"request_rate_per_second": 8.0, "input_tokens": 1024, "output_tokens": 256}
     found = [serving(**load, **more).performance for more in (

@@ -92,8 +92,13 @@ def run(url: str, model: str, claim: dict[str, Any], num_requests: int) -> dict[
     prefix = words(draw, load, shared)
     variation = load.get("length_variation", 0.0)
     own = lengths(draw, load["input_tokens"] - shared, variation, num_requests)
-    prompts = [prefix + words(draw, load, count) for count in own]
     answers = lengths(draw, load["output_tokens"], variation, num_requests)
+    most = load.get("max_request_tokens")  # the server refuses longer requests
+    if most:
+        answers = [min(count, most // 2) for count in answers]
+        room = [most - shared - count for count in answers]
+        own = [max(1, min(pair)) for pair in zip(own, room, strict=True)]
+    prompts = [prefix + words(draw, load, count) for count in own]
     gate = threading.Semaphore(load.get("concurrency") or num_requests)
 
     def one(prompt: list[int], answer: int) -> None:
@@ -111,6 +116,9 @@ def run(url: str, model: str, claim: dict[str, Any], num_requests: int) -> dict[
             time.sleep(draw.expovariate(load["request_rate_per_second"]))
     for thread in threads:
         thread.join()
+    if len(samples) < num_requests:
+        missing = num_requests - len(samples)
+        raise SystemExit(f"{missing} of {num_requests} requests failed: nothing was measured")
     return figures(samples, time.perf_counter() - started)
 
 
