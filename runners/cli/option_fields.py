@@ -192,7 +192,9 @@ def _reader(name: str, info: "FieldInfo") -> Reader:
     types = [*_types_and_limits(info)]
     if _limit(info, "factor") not in {None, 1}:
         return number  # in the unit that a form shows
-    read = reader_of_unit(name) or (count if int in types and not choices_of(info) else word)
+    numeric = (int, count), (float, number)
+    plain = word if choices_of(info) else next((r for t, r in numeric if t in types), word)
+    read = reader_of_unit(name) or plain
     return count if read is count_or_max and type(None) not in types else read
 
 

@@ -76,7 +76,6 @@ PERCENTILES = tuple(
 STEPS = (
     FieldOption(("--kv-cache-dtype",), "pins.kv_cache_dtype"),
     FieldOption(("--gpu-memory-utilization",), "pins.gpu_memory_utilization"),
-    FieldOption(("--scheduler-recv-interval",), "pins.scheduler_recv_interval"),
     FieldOption(("--max-num-batched-tokens",), "pins.max_batch_tokens"),
 )
 MICRO_BATCH = FieldOption(("--micro-batch-size",), "pins.micro_batch_size")

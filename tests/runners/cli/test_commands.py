@@ -49,7 +49,7 @@ def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_ass
     assert done.code == ExitCode.DONE
     assert "meta-llama/Llama-3.1-8B on 1 x" in done.out
     for line in (
-        r"^Best: \w+ weights .* vllm",
+        r"^Best: \w+ weights .* (vllm|sglang)",
         r"^TTFT p95 +[\d.]+ ms +[\d.]+ (ms )?to [\d.]+ m?s +modelled",
         r"^Memory per device +[\d.]+ of 80\.0 GiB +[\d.]+ to [\d.]+ GiB",
         r"^Price +\$[\d.]+ an hour +published",

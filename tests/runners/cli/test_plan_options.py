@@ -25,6 +25,7 @@ MODEL, LLAMA, MIXTRAL = "llama-3.1-8b", "meta-llama/Llama-3.1-8B", "mistralai/Mi
 KINDS = {each.model_fields["kind"].default: each for each in get_args(get_args(Workload)[0])}
 SAMPLES = {
     "N": "2", "N|max": "max", "TOKENS": "8K", "DURATION": "2s", "RATE": "2/s", "SHARE": "50%",
+    "NUMBER": "0.5",
 }  # fmt: skip
 NAMES = {"engine": "vllm", "quantization": "awq"}  # of options that take any name
 
@@ -107,8 +108,11 @@ def test_every_field_of_the_workload_and_the_strategy_is_reached_by_an_option_or
             if name in {"kind", "concurrency"} or path in by_option:
                 continue
             value = value_of(draw, spec, name, {**made})
+            own = []
+            if name == "precompute_reference":  # of a comparison alone
+                own, value = ['workload.objective="dpo"'] * (goal == "tune"), goal == "tune"
             setting = f"{path}={json.dumps(value)}"
-            document = build_document(goal, MODEL, {}, hardware=["h100"], settings=[setting])
+            document = build_document(goal, MODEL, {}, hardware=["h100"], settings=[*own, setting])
             assert name in getattr(request_of(document.document), part).model_fields_set, setting
 
 
