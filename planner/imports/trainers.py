@@ -110,9 +110,10 @@ OBJECTIVES: Mapping[str, TrainObjective] = {
     "a reward model": "reward",
 }
 USUAL_LOSSES = frozenset({"sigmoid", "kto", "['sigmoid']", "['kto']"})
+SOME_PREFERENCE = "preference training"  # of arguments that several methods have
 # Arguments that only such trainers have. Source: TRL 2026-07, the configurations in trl/trainer.
 PREFERENCE_ARGUMENTS = {
-    "beta": "preference training",
+    "beta": SOME_PREFERENCE,
     "desirable_weight": "KTO",
     "undesirable_weight": "KTO",
     "num_generations": "GRPO",
@@ -120,9 +121,9 @@ PREFERENCE_ARGUMENTS = {
     "reward_weights": "GRPO",
     "max_completion_length": "GRPO",
     "steps_per_generation": "GRPO",
-    "max_prompt_length": "preference training",
-    "precompute_ref_log_probs": "DPO",
-    "sync_ref_model": "preference training",
+    "max_prompt_length": SOME_PREFERENCE,
+    "precompute_ref_log_probs": SOME_PREFERENCE,
+    "sync_ref_model": SOME_PREFERENCE,
     "reward_model_path": "PPO",
     "reward_model_name_or_path": "PPO",
     "sft_model_path": "PPO",
@@ -296,11 +297,19 @@ def preference_of(program: str, arguments: Iterable[str]) -> str | None:
     for word in re.split(r"[^a-z0-9]+", last.lower()):
         if word in PREFERENCE:
             return PREFERENCE[word]
-    for argument in arguments:
-        name = argument.partition("=")[0].lstrip("-").replace("-", "_")
-        if argument.startswith("-") and name in PREFERENCE_ARGUMENTS:
-            return PREFERENCE_ARGUMENTS[name]
-    return None
+    names = (each.partition("=")[0] for each in arguments if each.startswith("-"))
+    named = preference_argument(name.lstrip("-").replace("-", "_") for name in names)
+    return PREFERENCE_ARGUMENTS[named] if named else None
+
+
+def preference_argument(names: Iterable[str]) -> str | None:
+    """Return the argument that tells the method best: one that a single method has, in any order.
+
+    None if no argument is of preference training.
+    """
+    known = [name for name in names if name in PREFERENCE_ARGUMENTS]
+    own = (name for name in known if PREFERENCE_ARGUMENTS[name] != SOME_PREFERENCE)
+    return next(own, next(iter(known), None))
 
 
 def add_preference(draft: Draft, source: str, program: str, arguments: Iterable[str]) -> bool:

@@ -9,10 +9,10 @@ from planner.imports.models import add_model
 from planner.imports.shell import ignore_rest, ignore_words, option_table, read_options
 from planner.imports.trainers import (
     HUGGING_FACE,
-    OBJECTIVES,
     PREFERENCE,
     PREFERENCE_ARGUMENTS,
     add_preference_options,
+    preference_argument,
     put_objective,
     put_precision,
     put_world,
@@ -196,10 +196,8 @@ def _options_of_file(draft: Draft, document: JsonObject, tool: str) -> Options:
 def read_trl_file(draft: Draft, document: JsonObject) -> None:
     """Read a YAML file of arguments of TRL's or transformers' trainers."""
     options = _options_of_file(draft, document, "transformers")
-    known = [name for name in PREFERENCE_ARGUMENTS if name in options]
-    named = [name for name in known if PREFERENCE_ARGUMENTS[name] in OBJECTIVES] or known
-    if named:
-        put_objective(draft, options[named[0]].source, PREFERENCE_ARGUMENTS[named[0]])
+    if named := preference_argument(options):
+        put_objective(draft, options[named].source, PREFERENCE_ARGUMENTS[named])
     read_hugging_face_options(TrainDraft(draft, {}), options)
 
 

@@ -369,6 +369,12 @@ COMPARES = [
     (f"model_name_or_path: {LLAMA}\nmax_length: 512\ndesirable_weight: 1.0\nbeta: 0.1\n", "kto",
      None),
     (f"model_name_or_path: {LLAMA}\nmax_length: 512\nbeta: 0.1\n", None, "preference training"),
+    (f"{TRL_LINE}--loss_type sigmoid ipo --bf16", "dpo", "--loss_type sigmoid ipo"),
+    (f"torchrun train.py --model_name_or_path {LLAMA} --precompute_ref_log_probs", None,
+     "preference training"),
+    (f"torchrun train.py --model_name_or_path {LLAMA} --beta 0.1 --desirable_weight 1.0", "kto",
+     None),
+    (f"model_name_or_path: {LLAMA}\nbeta: 0.1\nnum_generations: 8\n", None, "trains by GRPO"),
     (f"swift rlhf --rlhf_type kto --model {LLAMA}", "kto", None),
     (f"swift rlhf --rlhf_type simpo --model {LLAMA}", None, "SimPO"),
 ]  # fmt: skip

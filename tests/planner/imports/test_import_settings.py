@@ -16,6 +16,7 @@ import yaml
 from planner.imports import read_paste
 from planner.imports.draft import is_secret
 from planner.imports.shell import option_table
+from planner.imports.trainers import OBJECTIVES, PREFERENCE_ARGUMENTS
 from planner.specs.base import PlannerError
 from tests.planner.imports.test_import_commands import LLAMA, flat
 
@@ -52,7 +53,8 @@ ODD = (
 )  # fmt: skip
 # Settings that decide how the others are read: the kind of work, or a file beside the command.
 DECIDE = frozenset({"model", "model_tag", "model_path", "config", "config_file", "export_dir", "infer_backend", "n_embd", "n_head",
-                    "n_layer", "template"})  # fmt: skip
+                    "n_layer", "template",
+                    *(name for name, method in PREFERENCE_ARGUMENTS.items() if method in OBJECTIVES)})  # fmt: skip
 CASES = int(os.environ.get("SLIPWAY_IMPORT_CASES", "150"))
 
 
