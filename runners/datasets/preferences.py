@@ -64,6 +64,8 @@ def read_preference(document: Mapping[str, Any], left_out: set[str]) -> Preferen
     if type(chosen) is not type(rejected):
         raise DataError("“chosen” and “rejected” are a text and messages; make both alike")
     prompt = _prompt(document, chosen, "chosen", left_out)
+    if prompt is None:  # the answers hold it
+        chosen, rejected = (_after_system(document, each) for each in (chosen, rejected))
     if not (_says_something(chosen) and _says_something(rejected)):
         return None
     if prompt is None and isinstance(chosen, tuple) and chosen[0] != rejected[0]:
@@ -128,7 +130,7 @@ def _prompt(
     """
     if document.get("prompt") in NOTHING:
         is_empty_text = of != "chosen" and "prompt" in document and isinstance(answer, str)
-        return "" if is_empty_text else None
+        return _after_system(document, "") if is_empty_text else None
     prompt = _passage(document, "prompt", left_out)
     if isinstance(prompt, str) and isinstance(answer, tuple):
         if of != "chosen":
@@ -137,11 +139,20 @@ def _prompt(
         return None
     if isinstance(prompt, tuple) and isinstance(answer, str):
         raise DataError(f"“prompt” is messages and “{of}” a text; make both alike")
-    if system := system_turns(document):
-        if isinstance(prompt, str):
-            raise DataError("“system” stands beside texts; write it into “prompt”")
-        return (*system, *prompt)
-    return prompt
+    return _after_system(document, prompt)
+
+
+def _after_system(document: Mapping[str, Any], passage: Passage) -> Passage:
+    """Return messages with the record's “system” before them, unless they begin with it.
+
+    Raises:
+        DataError: the record has a “system”, and the passage is a text.
+    """
+    system = system_turns(document)
+    if system and isinstance(passage, str):
+        raise DataError("“system” stands beside texts; write it into “prompt”")
+    begins = [turn[:2] for turn in passage[:1]] == [turn[:2] for turn in system]
+    return passage if begins or isinstance(passage, str) else (*system, *passage)
 
 
 def _says_something(passage: Passage) -> bool:

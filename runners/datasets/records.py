@@ -414,6 +414,7 @@ class Reader:
             document = {name: _without_nulls(value) for name, value in document.items()}
         left_out: set[str] = set(self._unread_columns)
         try:
+            _refuse_rating(document, self.format)
             if self.format == "chat":
                 document = with_messages(document)
             _refuse(document, self.format, left_out)
@@ -484,6 +485,19 @@ def _without_nulls(value: Any) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _refuse_rating(document: Mapping[str, Any], form: Format) -> None:
+    """Refuse a rated answer in a format that would learn it as a good one.
+
+    Raises:
+        DataError: “label” is true or false beside a completion.
+    """
+    if form != "kto" and isinstance(document.get("label"), bool) and "completion" in document:
+        raise DataError(
+            "“label” rates the completion by true or false, which the format kto learns from; "
+            f"choose it, or leave “label” out to learn every answer as {form}"
+        )
 
 
 def _refuse(document: Mapping[str, Any], form: Format, left_out: set[str]) -> None:

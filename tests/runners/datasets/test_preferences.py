@@ -5,7 +5,9 @@ import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from runners.datasets.conversations import DataError
 from runners.datasets.preferences import columns_of
 from runners.datasets.records import Reader, check_file, num_characters
 
@@ -14,6 +16,7 @@ def message(role, text):
     return {"role": role, "content": text}
 
 
+SYSTEM = message("system", "s")
 ASKED, GOOD, BAD = message("user", "q"), message("assistant", "a"), message("assistant", "b")
 # name: (record, format, the columns that TRL reads, fields that are left out)
 FORMS = {
@@ -30,6 +33,17 @@ FORMS = {
          "messages": [ASKED, GOOD]},
         "preference", {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
         ["messages", "prompt", "score_chosen"],
+    ),
+    "messages after a system": (
+        {"system": "s", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+        "preference",
+        {"chosen": [SYSTEM, ASKED, GOOD], "rejected": [SYSTEM, ASKED, BAD]}, [],
+    ),
+    "messages that begin with the system": (
+        {"system": "s", "prompt": "q", "chosen": [SYSTEM, ASKED, GOOD],
+         "rejected": [SYSTEM, ASKED, BAD]},
+        "preference",
+        {"chosen": [SYSTEM, ASKED, GOOD], "rejected": [SYSTEM, ASKED, BAD]}, ["prompt"],
     ),
     "KTO": ({"prompt": "q", "completion": "a", "label": False}, "kto", {}, []),
     "KTO as messages": (
@@ -70,3 +84,17 @@ def test_a_class_beside_a_completion_is_no_judgement():
     list(reader.records(io.BytesIO(json.dumps(record).encode())))
 
     assert (reader.format, dict(reader.left_out)) == ("completion", {"label": 1})
+
+
+def test_a_system_beside_texts_and_a_rating_in_another_format_are_refused_by_line():
+    rated = {"prompt": "q", "completion": "a", "label": False}
+    talk = {"prompt": [ASKED], "completion": [GOOD], "label": False}
+    for form, record, said in [
+        (None, {"system": "s", "chosen": "a", "rejected": "b"}, "write it into “prompt”"),
+        (None, {"system": "s", "prompt": "", "completion": "a", "label": True}, "write it into"),
+        ("completion", rated, "which the format kto learns from"),
+        ("chat", talk, "which the format kto learns from"),
+    ]:
+        reader = Reader("a.jsonl", form)
+        with pytest.raises(DataError, match=f"line 1: .*{said}"):
+            list(reader.records(io.BytesIO(json.dumps(record).encode())))
