@@ -24,7 +24,6 @@ from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
-    PREFERENCE_METHODS,
     GenerateWorkload,
     OffloadSpec,
     ServeWorkload,
@@ -252,7 +251,7 @@ def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
             changed = workload.model_copy(update={"optimizer": optimizer})
             yield RequestChange(f"optimiser {optimizer}", {"workload": changed})
     for method in CHEAPER_METHODS.get(workload.method, ()):
-        if workload.compares and method not in PREFERENCE_METHODS:
+        if method not in workload.possible_methods:
             continue
         kept = workload.optimizer if workload.method == "lora" else None
         changed = workload.model_copy(update={"method": method, "optimizer": kept})

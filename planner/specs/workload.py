@@ -247,6 +247,8 @@ TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward"]
 PAIRED_OBJECTIVES = frozenset({"dpo", "orpo", "reward"})
 REFERENCE_OBJECTIVES = frozenset({"dpo", "kto"})
 PREFERENCE_METHODS = ("full", "lora", "qlora")  # that train for an objective but supervised
+REWARD_METHODS = ("full", "lora")  # a base in 4 bits leaves a reward model no head to train
+KTO_LEAST_BATCH = 2  # the divergence is estimated from answers to other prompts of a micro-batch
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
 NamedOptimizer = Annotated[
     Optimizer, BeforeValidator(alias_parser(get_args(Optimizer), OPTIMIZERS))
@@ -448,6 +450,18 @@ class TrainWorkload(SparseSpec):
                 f"{', '.join(PREFERENCE_METHODS[:-1])} or {PREFERENCE_METHODS[-1]}; it is "
                 f"{self.method}",
             )
+        if self.objective == "reward" and self.method not in REWARD_METHODS:
+            refuse(
+                "method",
+                f"method {self.method} leaves a reward model no head to train; choose "
+                f"{' or '.join(reversed(REWARD_METHODS))}",
+            )
+        if self.global_batch_size < self.least_micro_batch:
+            refuse(
+                "global_batch_size",
+                f"global_batch_size is {self.global_batch_size}, and {self.objective} compares "
+                f"the answers of a micro-batch; choose at least {self.least_micro_batch}",
+            )
         if self.precompute_reference and self.objective not in REFERENCE_OBJECTIVES:
             refuse(
                 "precompute_reference",
@@ -466,6 +480,21 @@ class TrainWorkload(SparseSpec):
     def compares(self) -> bool:
         """Return whether the loss compares answers, rather than each token with a text."""
         return self.objective != "supervised"
+
+    @property
+    def possible_methods(self) -> tuple[str, ...]:
+        """Return the methods that train for the objective."""
+        if self.objective == "reward":
+            return REWARD_METHODS
+        return PREFERENCE_METHODS if self.compares else get_args(TrainMethod)
+
+    @property
+    def least_micro_batch(self) -> int:
+        """Return the records that the loss needs in a micro-batch.
+
+        Source: huggingface/trl 1.16.0, trl/trainer/kto_trainer.py.
+        """
+        return KTO_LEAST_BATCH if self.objective == "kto" else 1
 
     @property
     def has_reference(self) -> bool:

@@ -480,6 +480,16 @@ def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Ru
             "data-parallel rank"
         ),
     )
+    least = workload.least_micro_batch
+    yield Rule(
+        micro >= least,
+        "strategy.micro_batch_size",
+        lambda: (
+            f"micro_batch_size is {micro}: {workload.objective} compares the answers of a "
+            f"micro-batch; choose at least {least}, with as many sequences on each data-parallel "
+            "rank"
+        ),
+    )
 
 
 def training_rules(

@@ -27,7 +27,7 @@ def forwards_in_step(workload: TrainWorkload) -> Forwards:
     A reference answers both sequences of DPO's pairs. KTO compares with answers to other prompts:
     the policy answers these too, and the reference answers both.
 
-    >>> forwards_in_step(TrainWorkload(sequence_length=8, global_batch_size=1, objective="kto"))
+    >>> forwards_in_step(TrainWorkload(sequence_length=8, global_batch_size=2, objective="kto"))
     Forwards(number=3, title='Reference and KL forwards')
     """
     if workload.objective == "kto":

@@ -6,6 +6,8 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.specs.base import PlannerError
+from planner.specs.workload import TrainWorkload
+from planner.workload.layouts import batch_rules, rules_mask
 from tests.planner.asking import CARD, LLAMA_8B, TINY, ask, held, search
 
 # Query and output 256 x 256 each, keys and values 256 x 128 each, three of 256 x 768; six layers.
@@ -181,6 +183,17 @@ REFUSED = [
     ({"strategy": {"packed": True}}, "strategy.packed", "a row of its own"),
     ({"method": "lomo"}, "workload.objective", "full, lora or qlora; it is lomo"),
     ({"method": "pretrain"}, "workload.objective", "starts from a trained model"),
+    ({"objective": "reward", "method": "qlora"}, "workload.method", "choose lora or full"),
+    (
+        {"objective": "kto", "workload": {"global_batch_size": 1}},
+        "workload.global_batch_size",
+        "choose at least 2",
+    ),
+    (
+        {"objective": "kto", "strategy": {"micro_batch_size": 1}},
+        "strategy.micro_batch_size",
+        "micro_batch_size is 1: kto compares the answers",
+    ),
     ({"workload": {"length_schedule": [[256, 1.0]]}}, "workload.length_schedule", "leave it out"),
 ]
 
@@ -188,9 +201,27 @@ REFUSED = [
 @pytest.mark.parametrize(("fields", "field", "words"), REFUSED)
 def test_what_no_trainer_of_comparisons_has_is_refused_by_name(fields, field, words):
     with pytest.raises((PlannerError, ValueError)) as refused:
-        asked("dpo", **fields)
+        asked(**{"objective": "dpo", **fields})
     assert words in str(refused.value)
     assert getattr(refused.value, "field", field) == field
+
+
+def test_rated_answers_are_planned_in_micro_batches_of_two_or_more():
+    for batch, least in ((8, 2), (9, 3)):
+        work = training("kto", workload={"global_batch_size": batch})["workload"]
+        question = TrainWorkload.model_validate(work)
+        sizes = {s for s in range(1, batch + 1) if rules_mask(batch_rules(question, 1, s))}
+        assert min(sizes) == least
+        (best,) = search(model=TINY, workload=work, top=1).plans
+        assert best.strategy.micro_batch_size in sizes
+
+
+def test_a_reward_model_is_never_offered_over_four_bits():
+    work = {**training("reward", "lora")["workload"], "sequence_length": 1024}
+    small = {**CARD, "id": "small", "memory_bytes": 10 * 1024**3}
+    found = search(workload=work, device=small)
+    assert not found.plans
+    assert not [each.title for each in found.suggestions if "qlora" in each.title]
 
 
 def test_a_reference_needs_an_objective_that_has_one():
