@@ -483,6 +483,17 @@ class TrainSpec(TrainingMemory):
         chosen = on_gpu if self.checkpoint_writing == "auto" else self.checkpoint_writing
         return chosen == "background" and self.optimizer_offload != "disk"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_what_trl_does(cls, fields: object) -> object:
+        """State what TRL does where a spec leaves it open: the last weights, a row a record."""
+        if not isinstance(fields, dict) or fields.get("engine") != TRL:
+            return fields
+        samples = fields.get("samples", {})
+        if isinstance(samples, dict):
+            samples = {"rows": "padded", **samples}
+        return {"keep_best": False, **fields, "samples": samples}
+
     @model_validator(mode="after")
     def _has_a_trainer(self) -> Self:
         if self.objective in PREFERENCES and self.engine != TRL:
@@ -490,7 +501,7 @@ class TrainSpec(TrainingMemory):
                 f"objective {self.objective} is one of TRL's trainers, and engine is "
                 f"{self.engine}; choose engine {TRL}"
             )
-        for why in _against_trl(self) if self.engine == TRL else against_comparisons(self.data):
+        for why in _against_trl(self) if self.engine == TRL else _against_own(self):
             raise ValueError(why)
         return self
 
@@ -638,9 +649,14 @@ _OWN_OPTIONS: Mapping[str, object] = {
     "quantized": None,
     "early_stop_validations": None,
     "text_samples": None,
+    "keep_best": False,
 }
 
-_PLAIN_LOSS: Mapping[str, object] = {"preference_loss": "sigmoid", "precompute_reference": False}
+_PLAIN_LOSS: Mapping[str, object] = {
+    "beta": 0.1,
+    "preference_loss": "sigmoid",
+    "precompute_reference": False,
+}
 
 
 def _against_trl(spec: TrainSpec) -> Iterator[str]:
@@ -662,6 +678,12 @@ def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
         yield "activation_recomputation selective is not one of engine trl's; choose full or none"
     if spec.compute_dtype == "fp8":
         yield "compute_dtype fp8 is not one of engine trl's; choose bf16"
+    if spec.samples.rows == "packed":
+        yield "samples.rows packed is not one of engine trl's; choose padded, or leave it out"
+    if spec.checkpoint_writing == "background":
+        yield "checkpoint_writing background is not one of engine trl's; choose in_step"
+    if (ranks := spec.parallel.processes_per_host) > 1:
+        yield f"engine trl trains in one process, and parallel.processes_per_host is {ranks}"
     if not isinstance(spec.model, FolderModel | ArtefactModel | HubModel):
         yield (
             f"engine trl tunes trained weights, and a '{spec.model.source}' model has none; name "
@@ -684,13 +706,21 @@ def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:
             f"{objective.title} compares the answers of a micro-batch, and micro_batch_size is "
             f"{spec.micro_batch_size}; choose at least {objective.least_batch}"
         )
-    for name in ("preference_loss", "precompute_reference"):
-        if name not in objective.options and getattr(spec, name) != _PLAIN_LOSS[name]:
+    for name, plain in _PLAIN_LOSS.items():
+        if name not in objective.options and getattr(spec, name) != plain:
             yield f"{name} is no option of the objective {spec.objective}; leave it out"
     if objective.scores and spec.lora is not None and spec.lora.base_dtype == "nf4":
         yield "lora.base_dtype nf4 leaves a reward model no head to train; choose compute"
     if objective.scores and spec.lora is not None and not spec.lora.is_merged:
         yield "lora.is_merged is false, and the head of a reward model is none of an adapter's"
+
+
+def _against_own(spec: TrainSpec) -> Iterator[str]:
+    """Yield what of a spec our own trainer cannot do, with the way out."""
+    yield from against_comparisons(spec.data)
+    for name, plain in _PLAIN_LOSS.items():
+        if getattr(spec, name) != plain:
+            yield f"{name} is an option of the engine {TRL}; leave it out with {OWN_TRAINER}"
 
 
 def against_comparisons(data: TrainData) -> Iterator[str]:

@@ -8,9 +8,11 @@ from planner.catalog.engines import (
     get_engine,
 )
 from runners.jobspec.engines import ENGINES, OWN, ROWS, EngineName
+from runners.jobspec.objectives import TRL
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
-from runners.plans.workloads import TRAINING_GOALS, FinetuneWork
+from runners.plans.training_options import engine_and_objective
+from runners.plans.workloads import TRAINING_GOALS, FinetuneWork, Workload
 
 OWN_TITLE = "Slipway's own, on PyTorch"
 
@@ -34,20 +36,29 @@ def chosen_engine(document: PlanDocument) -> str | None:
     return chosen if chosen in engine_choices(document.goal) else None
 
 
-def compares_answers(document: PlanDocument) -> bool:
-    """Return whether a document is of a fine-tuning by DPO, KTO or ORPO, or of a reward model."""
-    values = document.workload
-    return isinstance(values, FinetuneWork) and values.objective != "supervised"
+def work_of(document: PlanDocument) -> Workload:
+    """Return a document's workload, by TRL if that is the engine and no trainer is named."""
+    values: Workload = document.workload
+    is_trls = chosen_engine(document) == PREFERENCE_ENGINE
+    if is_trls and isinstance(values, FinetuneWork) and values.engine is None:
+        return values.model_copy(update={"engine": TRL})
+    return values
 
 
-def default_engine(goal: str, *, runs_jobs: bool, compares: bool = False) -> str | None:
+def trains_by_trl(document: PlanDocument) -> bool:
+    """Return whether a document is of a fine-tuning whose trainer is one of TRL's."""
+    values = work_of(document)
+    return isinstance(values, FinetuneWork) and engine_and_objective(values)["engine"] == TRL
+
+
+def default_engine(goal: str, *, runs_jobs: bool, by_trl: bool = False) -> str | None:
     """Return the engine of a document that names none; None leaves it to the planner.
 
     Where no job can run, the engines that sites run on the hardware are compared. Trainings on a
-    host that runs jobs name Slipway's trainer, so that only its layouts are searched; one that
-    ``compares`` answers has TRL's anywhere.
+    host that runs jobs name Slipway's trainer, so that only its layouts are searched; one
+    ``by_trl`` has TRL's anywhere.
     """
-    if compares:
+    if by_trl:
         return PREFERENCE_ENGINE
     if runs_jobs:
         return DEFAULT_ENGINE if goal in TRAINING_GOALS else None
@@ -60,10 +71,18 @@ def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
     Raises:
         DraftProblem: the plan was made for another engine; the message names a remedy.
     """
-    chosen = chosen_engine(document)
-    if chosen in {None, ENGINES[endpoint or OWN].planned_as}:
+    chosen, by_trl = chosen_engine(document), trains_by_trl(document)
+    planned = PREFERENCE_ENGINE if by_trl else ENGINES[endpoint or OWN].planned_as
+    if chosen in {None, planned}:
         return
     title = engine_choices(document.goal)[chosen or ""]
+    if by_trl or chosen == PREFERENCE_ENGINE:
+        trainer = "TRL" if by_trl else "Slipway's own"
+        raise DraftProblem(
+            f"This plan is for the engine {title}, and its trainer is {trainer}. Choose the "
+            "engine “Automatic” in the Hardware step, or the other trainer.",
+            "engine",
+        )
     served_by = next((each.name for each in ROWS if each.planned_as == chosen), None)
     if served_by and endpoint:
         raise DraftProblem(

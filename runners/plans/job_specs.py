@@ -6,7 +6,7 @@ from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
 from runners.jobspec.engines import has_feature
 from runners.plans.compression_spec import compress_spec
 from runners.plans.document import PlanDocument
-from runners.plans.engine_choice import check_engine
+from runners.plans.engine_choice import check_engine, trains_by_trl, work_of
 from runners.plans.generation_spec import (
     generate_spec,
     offload_of,
@@ -17,6 +17,7 @@ from runners.plans.latency_limits import target_seconds
 from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.model_checks import check_model, needs_weights
+from runners.plans.pins import FIELD_TITLES
 from runners.plans.refusals import DraftProblem
 from runners.plans.serving_spec import benchmark_spec, check_host, endpoint_spec, engine_spread
 from runners.plans.speculative_decoding import with_draft
@@ -70,7 +71,7 @@ def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy)
 
 
 def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSpec:
-    values, model, best = document.workload, case.model, case.best
+    values, model, best = work_of(document), case.model, case.best
     if isinstance(values, ServeWork):
         if launch.run == "endpoint":
             return endpoint_spec(values, launch, case)
@@ -86,4 +87,23 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
         needs_weights(model, "Compressing")
         return compression
     refuse_offloaded(best, allowed=TRAINING_PLACES)
+    if trains_by_trl(document):
+        _refuse_pins_of_trl(document)
     return train_spec(values, model, best, case.shape, case.uploads)
+
+
+def _refuse_pins_of_trl(document: PlanDocument) -> None:
+    """Refuse what a person fixed of the strategy and TRL's trainers do not run.
+
+    Raises:
+        DraftProblem: names the pin.
+    """
+    pins = document.pins.stated
+    for name in ("attention", "checkpoint_writing"):
+        value = pins.get(name, "in_step")
+        if value != "in_step":
+            raise DraftProblem(
+                "TRL's jobs do not run what is fixed on the step “Hardware”, "
+                f"{FIELD_TITLES.get(name, name)} {value}. Leave it open.",
+                name,
+            )

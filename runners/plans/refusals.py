@@ -68,4 +68,6 @@ def naming_the_field() -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         field, message = ".".join(map(str, location_of(first))), first_message(error)
-        raise DraftProblem(f"{field}: {message} (it is {first['input']!r}).", field) from error
+        given = first["input"]
+        shown = "" if isinstance(given, dict | BaseModel) else f" (it is {given!r})"
+        raise DraftProblem(f"{field}: {message}{shown}.", field) from error

@@ -22,7 +22,7 @@ from planner.specs.workload import (
 from runners.jobspec.compress import QUANTISED_DTYPES
 from runners.jobspec.train import SINGLE, UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
-from runners.plans.engine_choice import chosen_engine, compares_answers, default_engine
+from runners.plans.engine_choice import chosen_engine, default_engine, trains_by_trl, work_of
 from runners.plans.latency_limits import SLO_SECONDS, target_limits
 from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
 from runners.plans.pins import FIELD_TITLES
@@ -80,7 +80,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             or default_engine(
                 document.goal,
                 runs_jobs=surroundings.runs_jobs,
-                compares=compares_answers(document),
+                by_trl=trains_by_trl(document),
             ),
             objective=document.objective,
             constraints={**_memory_limit(document.hardware), **target_limits(document)},
@@ -183,7 +183,7 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
     pins: dict[str, Any] = dict(document.pins.stated)
     if document.goal != "serve":
         pins.pop("disaggregated", None)
-    values = document.workload
+    values = work_of(document)
     options: dict[str, Any] = {}
     if isinstance(values, PretrainWork):
         options = chosen_options(values)

@@ -64,7 +64,7 @@ def train_spec(
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     if fields.get("engine") == TRL:
         _refuse_copies(best)
-        fields = _of_trl(values, fields) | data_fields(values, uploads or {})
+        fields = _of_trl(values, fields) | _rows_of_trl(data_fields(values, uploads or {}))
         return _validated(fields, "data_source")
     if values.learning_rate is None and isinstance(model, HubModel | FolderModel):
         fields["learning_rate"] *= _published_rate_ratio(values)
@@ -92,16 +92,23 @@ def _of_trl(values: PretrainWork, fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     usual = objective.adapter_learning_rate if fields.get("lora") else objective.learning_rate
     batch = values.global_batch_size
-    micro = min(batch, max(fields["micro_batch_size"], objective.least_batch))
+    least = max(fields["micro_batch_size"], objective.least_batch)
+    micro = next((size for size in range(least, batch) if not batch % size), batch)
     own: dict[str, Any] = {
         "learning_rate": values.learning_rate or usual,
         "micro_batch_size": micro,
-        "gradient_accumulation_steps": max(1, batch // micro),
+        "gradient_accumulation_steps": batch // micro,
+        "keep_best": False,
     }
     if values.tokens:
         read = batch * values.sequence_length * len(objective.sequences)
         own["max_steps"] = max(1, round(values.tokens / read))
     return fields | own
+
+
+def _rows_of_trl(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the data fields of a training by TRL, which gives each record a row."""
+    return fields | {"samples": fields["samples"].model_copy(update={"rows": "padded"})}
 
 
 def _published_rate_ratio(values: PretrainWork) -> float:
@@ -164,6 +171,14 @@ def data_and_parallel_fields(
     if spec.engine != TRL:
         for why in against_comparisons(fields["data"]):
             raise DraftProblem(f"The training cannot run as chosen: {why}.", "objective")
+    else:
+        fields = _rows_of_trl(fields)
+        if processes > 1:
+            raise DraftProblem(
+                f"TRL's jobs train in one process, and a host has {processes} of this plan. Leave "
+                "the ranks of a host out.",
+                "ranks_per_host",
+            )
     is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
     if is_fixed and policy.on_lost_rank == "shrink":
         policy = DataParallel()  # such a layout has a fixed number of ranks

@@ -612,6 +612,17 @@ class FinetuneWork(PretrainWork):
                 f"The method {TRAININGS[self.method].name} has no objective but supervised. "
                 "Choose LoRA, QLoRA or all weights.",
             )
+        if self.objective != "supervised" and self.length_schedule == "grow":
+            refuse(
+                "length_schedule",
+                "Lengths grow in supervised trainings alone. Choose one length, or the objective "
+                "supervised.",
+            )
+        if self.objective == "reward" and self.method == "qlora":
+            refuse(
+                "method",
+                "QLoRA leaves a reward model no head to train. Choose LoRA or all weights.",
+            )
         if self.precompute_reference and self.objective not in REFERENCE_OBJECTIVES:
             refuse(
                 "precompute_reference",

@@ -109,7 +109,7 @@ EXPLANATIONS = {
         "model as a model of your team."
     ),
     "trl": "The host trains the model by TRL's {} on its own text, checks every record first, and "
-    "saves it as a model of your team.",
+    "{}.",
     "classification": "The host trains the encoder and its head to tell the labels of texts "
     "apart, evaluates it on held-out texts, and saves it as a model of your team.",
     "compress": "The host compresses the weights, saves them, loads them again, and measures "
@@ -124,6 +124,11 @@ EXPLANATIONS = {
         "figures."
     ),
 }
+# What a training by TRL leaves: a model that scores answers makes none.
+REWARD_SAVED = "stores it with the job: it scores answers, and is no model of your team"
+ADAPTER_SAVED = "stores the adapter in peft's format"
+MERGED_SAVED = f"{ADAPTER_SAVED}, and the merged model as a model of your team"
+MODEL_SAVED = "saves it as a model of your team"
 RANDOM_WEIGHTS = (
     " This model's weights are not on the host, so it runs with random ones: speed and memory are "
     "real, the text and its perplexity are not."
@@ -145,11 +150,21 @@ def launch_description(spec: ModelSpec, download: str = "") -> str:
     if isinstance(spec, TrainSpec):
         text = EXPLANATIONS["lora"] if spec.lora is not None else text
         if spec.engine == TRL:
-            text = EXPLANATIONS["trl"].format(OBJECTIVES[spec.objective].trainer)
+            objective = OBJECTIVES[spec.objective]
+            text = EXPLANATIONS["trl"].format(objective.trainer, _saved_by_trl(spec))
         text = text.replace("its own text", text_words(spec.data))
     if isinstance(spec.model, HubModel):
         return text + (download or DOWNLOAD.format(spec.model.repository))
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
+
+
+def _saved_by_trl(spec: TrainSpec) -> str:
+    """Return what a training by TRL stores, for a sentence."""
+    if OBJECTIVES[spec.objective].scores:
+        return REWARD_SAVED
+    if spec.lora is None:
+        return MODEL_SAVED
+    return MERGED_SAVED if spec.lora.is_merged else ADAPTER_SAVED
 
 
 def text_words(data: TrainData) -> str:

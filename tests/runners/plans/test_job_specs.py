@@ -348,6 +348,30 @@ def test_an_objective_is_trained_by_trl_with_its_usual_rate_and_batch():
     assert spec_for("finetune", PREFERENCES | {"objective": "supervised"}).engine == "slipway"
 
 
+def test_a_micro_batch_of_trl_divides_the_batch_and_has_what_the_loss_needs():
+    given = case("finetune", strategy={"micro_batch_size": 1})
+    for batch, expected in ((9, (3, 3)), (8, (2, 4)), (7, (7, 1))):
+        work = PREFERENCES | {"objective": "kto", "global_batch_size": batch}
+        spec = spec_for("finetune", work, given=given)
+        assert (spec.micro_batch_size, spec.gradient_accumulation_steps) == expected
+
+
+def test_the_engine_trl_launches_trls_trainer_and_no_other():
+    trl, torch = {"hardware": {"engine": "trl"}}, {"hardware": {"engine": "torch"}}
+    supervised = PREFERENCES | {"objective": "supervised"}
+    for work in (PREFERENCES, supervised):
+        spec = spec_for("finetune", work, **trl)
+        assert (spec.engine, spec.keep_best, spec.samples.rows) == ("trl", False, "padded")
+    for work, hardware, said in [
+        (supervised | {"engine": "slipway"}, trl, "its trainer is Slipway's own"),
+        (supervised | {"engine": "trl"}, torch, "its trainer is TRL"),
+        (PREFERENCES, {"pins": {"attention": "eager"}}, "kernel eager. Leave it open"),
+        (PREFERENCES, {"pins": {"checkpoint_writing": "background"}}, "background. Leave it open"),
+    ]:
+        with pytest.raises(DraftProblem, match=said):
+            spec_for("finetune", work, **hardware)
+
+
 def test_what_trl_or_our_own_trainer_cannot_learn_is_refused_at_its_field():
     upload = UPLOAD.model_copy(update={"name": "t.jsonl", "format": "preference"})
     given = case("finetune", uploads={"u1": upload})

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.catalog.engines import AUTO, DEFAULT_ENGINE
@@ -86,6 +87,7 @@ def test_who_compares_answers_gets_trl_everywhere_unless_another_engine_is_named
     for objective, engine, planned in [
         ("supervised", None, (None, "torch")),
         ("supervised", "trl", ("trl", "trl")),
+        ("supervised", "torch", ("torch", "torch")),
         ("dpo", None, ("trl", "trl")),
         ("dpo", "torch", ("torch", "torch")),
     ]:
@@ -96,6 +98,27 @@ def test_who_compares_answers_gets_trl_everywhere_unless_another_engine_is_named
             for where in (CATALOG, HOST)
         )
         assert found == planned, (objective, engine)
+
+
+def test_a_supervised_training_by_trl_is_planned_for_one_device_of_its_engine():
+    for workload, hardware in (({"engine": "trl"}, {}), ({}, {"engine": "trl"})):
+        found = planner_request("finetune", workload, HOST, hardware=hardware)
+        assert (found.engine, found.pins.data_parallel_size) == ("trl", 1), workload
+
+
+def test_lengths_that_grow_with_an_objective_and_a_reward_model_by_qlora_are_refused_by_name():
+    for workload, said in [
+        (
+            {"objective": "dpo", "length_schedule": "grow", "tokens": 4000},
+            "Lengths grow in superv",
+        ),
+        ({"objective": "reward", "method": "qlora"}, "QLoRA leaves a reward model no head"),
+    ]:
+        with pytest.raises(ValidationError, match=said):
+            planner_request("finetune", workload)
+    with pytest.raises(DraftProblem, match=r"choose at least 2\.$") as refused:
+        planner_request("finetune", {"objective": "kto", "global_batch_size": 1})
+    assert refused.value.field == "global_batch_size"
 
 
 def test_slipways_own_trainer_never_runs_a_comparison_as_supervised_steps():

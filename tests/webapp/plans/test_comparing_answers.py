@@ -4,8 +4,10 @@ import json
 
 from django.urls import reverse
 
+from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of
 from webapp.core.display import TIMES, whole
+from webapp.jobs.launching import launch_description
 from webapp.plans.explanation import workload_words
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import suggestion_apply
@@ -47,3 +49,17 @@ def test_another_engine_than_trl_is_refused_with_the_way_out(alice):
     refused = planned(alice, {"objective": "kto"}, {**H200S, "engine": "torchtitan"})
     assert refused["verdict_words"]["state"] == "refused"
     assert "torchtitan trains supervised alone; set engine to trl" in refused["problem"]
+
+
+def test_a_launch_tells_what_it_stores_of_each_objective():
+    data, folder = {"source": "file", "path": "p.jsonl"}, {"source": "folder", "path": "llama"}
+    for objective, lora, said in [
+        ("reward", None, "is no model of your team."),
+        ("reward", {}, "is no model of your team."),
+        ("dpo", {}, "stores the adapter in peft's format, and the merged model as a model of"),
+        ("dpo", {"is_merged": False}, "stores the adapter in peft's format."),
+        ("dpo", None, "saves it as a model of your team."),
+    ]:
+        fields = {"objective": objective, "lora": lora, "data": data, "model": folder}
+        text = launch_description(TrainSpec.model_validate({"engine": "trl", **fields}))
+        assert said in text, (objective, lora)

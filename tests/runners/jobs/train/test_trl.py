@@ -53,6 +53,12 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
         ({"data": FileData(path="a.jsonl", format="kto")}, "DPO learns from records of preference"),
         ({"objective": "kto", "micro_batch_size": 1}, "KTO compares the answers of a micro-batch"),
         ({"objective": "orpo", "preference_loss": "ipo"}, "preference_loss is no option"),
+        ({"objective": "reward", "beta": 0.3}, "beta is no option of the objective reward"),
+        ({"keep_best": True}, "keep_best is an option of the engine slipway"),
+        ({"samples": {"rows": "packed"}}, "samples.rows packed is not one of engine trl's"),
+        ({"checkpoint_writing": "background"}, "checkpoint_writing background is not one of"),
+        ({"attention": "eager"}, "attention is an option of the engine slipway"),
+        ({"parallel": {"processes_per_host": 2}}, "engine trl trains in one process"),
         ({"objective": "reward", "lora": LoraOptions(is_merged=False)}, "lora.is_merged is false"),
         ({"objective": "reward", "lora": LoraOptions(base_dtype="nf4")}, "choose compute"),
     ]:  # fmt: skip
@@ -60,6 +66,12 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
             TrainSpec(**(DPO | changes))
     with pytest.raises(ValidationError, match=r"data\.format is kto, whose answers are compared"):
         TrainSpec(data=FileData(path="a.jsonl", format="kto"), model=FolderModel(path="m"))
+    for own in ({"beta": 0.2}, {"preference_loss": "ipo"}, {"precompute_reference": True}):
+        with pytest.raises(ValidationError, match="is an option of the engine trl; leave it out"):
+            TrainSpec(**own)
+    spec = TrainSpec(**DPO)
+    assert (spec.keep_best, spec.samples.rows) == (False, "padded")
+    assert TrainSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 def test_it_runs_in_trls_environment_and_reads_its_data_once_without_an_end(tmp_path):
