@@ -47,6 +47,7 @@ class CalibrationEffect:
     host: str
     moves: tuple[FactorMove, ...]
     why: str  # why no factor changed
+    refusal: str  # why no figure of the job counts
     decisions: tuple[FactorDecision, ...]
     rows: tuple[TaughtRow, ...]
 
@@ -55,6 +56,12 @@ class CalibrationEffect:
         """Return the distinct reasons of excluded figures, without a repetition of ``why``."""
         reasons_found = [each.why for each in self.rows if each.state != "counts" and each.why]
         return [why for why in dict.fromkeys(reasons_found) if self.moves or why != self.why]
+
+    def why_not(self, metric: str) -> str:
+        """Return why a figure of the job does not count; "" if it does."""
+        own = [each for each in self.rows if each.row.metric == metric]
+        left_out = [each.why for each in own if each.state != "counts"]
+        return self.refusal or next(iter(left_out), "")
 
     @property
     def has_left_out(self) -> bool:
@@ -74,7 +81,8 @@ def calibration_effect_of(job: Job) -> CalibrationEffect | None:
     return CalibrationEffect(
         host=job.host.name,
         moves=moves_of(first) if first else (),
-        why=_why(job, first),
+        why=_refusal(job) or (first.why if first else ""),
+        refusal=_refusal(job),
         decisions=tuple(
             FactorDecision(each, moves_of(each)) for each in changes if each.cause != "run"
         ),
@@ -82,12 +90,12 @@ def calibration_effect_of(job: Job) -> CalibrationEffect | None:
     )
 
 
-def _why(job: Job, change: CalibrationChange | None) -> str:
+def _refusal(job: Job) -> str:
     if job.num_hosts > 1:
         return f"The job ran on {job.num_hosts} hosts, so its measurements calibrate none of them."
     if job.state != JobState.SUCCEEDED:
         return "The job did not succeed."
-    return change.why if change else ""
+    return ""
 
 
 def moves_of(change: CalibrationChange) -> tuple[FactorMove, ...]:

@@ -1,7 +1,7 @@
 """Measured figures of a job beside the predicted ones."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -492,9 +492,12 @@ HEADLINES = (MAIN_FIGURES[:-1], ("peak_memory_bytes", "host_memory_bytes"))
 PLACES = {name: f"{name} its interval" for name in ("inside", "below", "above")}
 
 
-def outcome_words(figures: JobFigures, reasons: Sequence[str] = ()) -> str:
-    """Return a job's speed and memory against their predictions, and why they do not count."""
-    parts = []
+def outcome_words(figures: JobFigures, why_not: Callable[[str], str] | None = None) -> str:
+    """Return a job's speed and memory against their predictions, and why they do not count.
+
+    ``why_not`` returns why a metric does not count; "" if it does.
+    """
+    parts, reasons = [], {}
     for names in HEADLINES:
         figure = next((figures[n] for n in names if n in figures and figures[n].ratio), None)
         if figure is None or figure.ratio is None:
@@ -502,11 +505,22 @@ def outcome_words(figures: JobFigures, reasons: Sequence[str] = ()) -> str:
         said = ratio_words(figure.ratio, figure.unit)
         than = "" if said == AS_PREDICTED else " than predicted"
         where = PLACES.get(figure.place, "")
-        parts.append(f"{figure.definition.label} {said}{than}{f', {where}' if where else ''}")
+        label = figure.definition.label
+        parts.append(f"{label} {said}{than}{f', {where}' if where else ''}")
+        if why_not and (why := why_not(figure.name)):
+            reasons[label] = why
     if not parts:
         return ""
-    why = f" Not counted: {reasons[0]}" if reasons else ""
-    return f"{'; '.join(parts)}.{why}"
+    return f"{'; '.join(parts)}.{_not_counted(reasons, len(parts))}"
+
+
+def _not_counted(reasons: Mapping[str, str], num_figures: int) -> str:
+    """Return the first reason, with its figure's label if another figure counts."""
+    if not reasons:
+        return ""
+    label, why = next(iter(reasons.items()))
+    subject = "Not" if len(reasons) == num_figures else f"{label} not"
+    return f" {subject} counted: {why}"
 
 
 def answer(rows: Iterable[JobFigure]) -> str:

@@ -251,9 +251,9 @@ def overview_context(job: Job) -> dict[str, Any]:
     job_figures = figures_of(job)
     drawn = draw(job, job_figures)
     taught = calibration_effect_of(job)
-    reasons = [*filter(None, [taught.why]), *taught.reasons] if taught else []
+    said = outcome_words(job_figures, taught.why_not if taught else None)
     return {
-        "outcome_words": outcome_words(job_figures, reasons) if job.ended_at else "",
+        "outcome_words": said if job.ended_at else "",
         "charts": drawn,
         "figures": cards_of(job_figures),
         "targets": targets_of(job, job_figures),

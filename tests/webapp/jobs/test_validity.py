@@ -203,6 +203,28 @@ def test_the_page_says_what_a_run_changed(ran, alice):
     assert f"{move.before} → {move.after}</span>, based on 3 runs" in page(alice, job)
 
 
+def test_a_figure_that_counts_is_not_said_to_be_left_out_because_no_factor_changed(ran, alice):
+    job = ran(1.3)
+    CalibrationChange.objects.filter(job=job).update(
+        before={}, after={}, why="Its measurements agree with the earlier factors."
+    )
+    effect = calibration_effect_of(job)
+    assert "agree" in effect.why
+    assert {effect.why_not(each.row.metric) for each in effect.rows} == {""}
+    assert "ot counted:" not in page(alice, job)
+
+    metric = effect.rows[0].row.metric
+    Measurement.objects.filter(job=job, metric=metric).update(held_back="far from earlier runs")
+    held = calibration_effect_of(job)
+    assert {each.row.metric: held.why_not(each.row.metric) for each in held.rows} == {
+        each.row.metric: "Far from earlier runs." if each.row.metric == metric else ""
+        for each in held.rows
+    }
+    Job.objects.filter(pk=job.pk).update(state="failed")
+    failed = calibration_effect_of(Job.objects.get(pk=job.pk))
+    assert failed.why_not(metric) == "The job did not succeed."
+
+
 def test_a_poisoned_run_is_caught_and_said(ran, host, alice):
     def of_times() -> dict[str, float]:
         return {name: each["factor"] for name, each in factors(host).items() if name != "memory"}

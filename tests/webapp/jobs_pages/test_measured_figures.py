@@ -448,10 +448,15 @@ def test_the_outcome_says_speed_and_memory_with_the_reason_why_they_do_not_count
         "tokens_per_second": figure("tokens_per_second", 0.15, 0.8, 1.2),
         "peak_memory_bytes": figure("peak_memory_bytes", 1.08, 0.9, 1.1),
     }
-    said = outcome_words(figures, ["Other programs used 1.8 of the 2 cores."])
+    why = "Other programs used 1.8 of the 2 cores."
+    said = outcome_words(figures, lambda _metric: why)
     assert said == (
         f"Tokens per second 6.7{TIMES} slower than predicted, below its interval; "
         f"Peak memory 8{NBSP}% more than predicted, inside its interval. "
         "Not counted: Other programs used 1.8 of the 2 cores."
     )
+    reasons = {"peak_memory_bytes": why, "step_seconds": "of a figure that is not shown"}
+    said = outcome_words(figures, lambda metric: reasons.get(metric, ""))
+    assert said.endswith(f"inside its interval. Peak memory not counted: {why}")
+    assert "ounted" not in outcome_words(figures)
     assert outcome_words({}) == ""
