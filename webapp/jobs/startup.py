@@ -8,6 +8,7 @@ from typing import NamedTuple
 from webapp.core.clock import now_ms
 from webapp.core.display import about, clock
 from webapp.jobs.models import Attempt, AttemptEvent, Job, JobState
+from webapp.jobs.progress import SERVING_PHASE, is_serving
 
 MOST_EARLIER = 3  # newest attempts whose phases say what is usual
 
@@ -47,16 +48,17 @@ class Startup(NamedTuple):
 def startup_of(job: Job) -> Startup | None:
     """Return the start of a job that has reported no progress yet; else None.
 
-    Usual are the phases of the newest successful jobs of its kind on the same host.
+    Usual are the phases of the newest successful jobs of its kind on the same host. An endpoint
+    has started once it takes requests.
     """
     attempt = job.current_attempt
     is_starting = job.state in {JobState.STARTING, JobState.RUNNING} and job.progress_at is None
-    if attempt is None or not is_starting:
+    if attempt is None or not is_starting or is_serving(job):
         return None
     reached = _phases([attempt]).get(attempt.pk, [])
     usual, work = _usual(job)
     names = [name for name, _ in reached]
-    if work in names or (not reached and not usual):
+    if {work, SERVING_PHASE} & {*names} or (not reached and not usual):
         return None
     starts = [at for _, at in reached]
     ends = [*starts[1:], now_ms()]
@@ -87,19 +89,22 @@ def _left(steps: Iterable[StartupStep]) -> float:
 def _usual(job: Job) -> tuple[dict[str, float], str]:
     """Return the median seconds of each phase before the work, and the phase of the work.
 
-    The work is the phase in which an earlier job spent most of its time.
+    The work is the phase in which an earlier job spent most of its time; of an endpoint, which
+    ends when it is stopped, the phase in which it takes requests.
     """
-    attempt = job.current_attempt
+    attempt, is_endpoint = job.current_attempt, job.kind == "serve"
     earlier = Attempt.objects.filter(
         host_id=attempt.host_id if attempt else None,
         node_rank=0,
         job__kind=job.kind,
-        job__state=JobState.SUCCEEDED,
+        job__state__in=[JobState.SUCCEEDED, *([JobState.STOPPED] if is_endpoint else [])],
         ended_at__isnull=False,
     )
     newest = list(earlier.only("pk", "ended_at").order_by("-id")[:MOST_EARLIER])
     ended = {each.pk: int(each.ended_at.timestamp() * 1000) for each in newest if each.ended_at}
     phases = _phases(newest)
+    if is_endpoint:  # one that was stopped before it served says nothing
+        phases = {key: all_of for key, all_of in phases.items() if SERVING_PHASE in dict(all_of)}
     if not phases:
         return {}, ""
     took: dict[str, list[float]] = {}
@@ -109,8 +114,9 @@ def _usual(job: Job) -> tuple[dict[str, float], str]:
         for (name, start), end in zip(reached, ends, strict=True):
             took.setdefault(name, []).append(max(0.0, (end - start) / 1000))
             totals[name] = totals.get(name, 0.0) + max(0.0, (end - start) / 1000)
-    work = max(totals, key=lambda name: totals[name])
-    names = [name for name, _ in phases[newest[0].pk]] if newest[0].pk in phases else []
+    work = SERVING_PHASE if is_endpoint else max(totals, key=lambda name: totals[name])
+    latest = next(phases[each.pk] for each in newest if each.pk in phases)
+    names = [name for name, _ in latest]
     before = names[: names.index(work)] if work in names else []
     return {name: statistics.median(took[name]) for name in before}, work
 
