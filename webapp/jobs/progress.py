@@ -84,6 +84,7 @@ def elapsed_seconds(job: Job) -> float:
 
 QUIET_SECONDS = 30.0
 QUIET_STEPS = 3.0
+OVER_SECONDS = 10.0  # beyond its forecast, from which on a job takes longer than expected
 
 
 def quiet_seconds(job: Job) -> float | None:
@@ -101,15 +102,19 @@ def quiet_seconds(job: Job) -> float | None:
 def forecast_left(job: Job) -> float | None:
     """Return the last forecast of a running job less the time since it was made.
 
-    In seconds, negative if the job takes longer than forecast. None if it forecast none, or is
-    quiet: a process that has stopped says nothing.
+    In seconds, negative if the job takes longer than forecast. None if it forecast none, if only
+    what follows its last step is late, such as saving, or if it is quiet: a process that has
+    stopped says nothing.
     """
     if job.state != JobState.RUNNING or job.eta_seconds is None:
         return None
     if quiet_seconds(job) is not None:
         return None
     age = (now() - job.progress_at).total_seconds() if job.progress_at else 0.0
-    return job.eta_seconds - max(0.0, age)
+    left = job.eta_seconds - max(0.0, age)
+    is_counted = job.progress_done is not None and bool(job.progress_total)
+    has_done_all = is_counted and (job.progress_done or 0.0) >= (job.progress_total or 0.0)
+    return None if left < -OVER_SECONDS and has_done_all else left
 
 
 def remaining_seconds(job: Job) -> float | None:
@@ -141,9 +146,6 @@ class Progress:
         if self.remaining_seconds is not None:
             return f"{about(self.remaining_seconds)} left"
         return "" if self.quiet_seconds is None else f"no news for {clock(self.quiet_seconds)}"
-
-
-OVER_SECONDS = 10.0  # beyond its forecast, from which on a job takes longer than expected
 
 
 def progress(job: Job) -> Progress:

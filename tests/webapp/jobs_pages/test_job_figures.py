@@ -77,7 +77,7 @@ def test_the_phase_and_what_is_left_are_said_while_the_job_lives():
 def test_the_forecast_ages_from_its_report_on_and_never_slides(alice, attempt):
     made = {
         "phase": "Evaluating",
-        "progress_done": 9.0,
+        "progress_done": 8.0,
         "progress_total": 9.0,
         "eta_seconds": 75.0,
     }
@@ -90,8 +90,11 @@ def test_the_forecast_ages_from_its_report_on_and_never_slides(alice, attempt):
     ]:
         at = now() - timedelta(seconds=age)
         job = job_of(progress_at=at, started_at=at - timedelta(hours=9), **made)
-        assert progress(job).words == f"Evaluating · 9 of 9 steps · {words}", age
+        assert progress(job).words == f"Evaluating · 8 of 9 steps · {words}", age
         assert bool(timeline(job, [])[-1].note) == is_expected, age
+    done = made | {"progress_done": 9.0}  # all steps: what it saves takes no forecast time
+    saving = job_of(progress_at=at, started_at=at - timedelta(hours=9), **done)
+    assert progress(saving).words == "Evaluating · 9 of 9 steps"
     Job.objects.update(state="running", progress_at=at, started_at=at - timedelta(hours=9), **made)
     for address in ("/", "/jobs/", f"/jobs/{attempt.job_id}/"):
         assert "1 min longer than expected" in client_of(alice).get(address).content.decode(), (
