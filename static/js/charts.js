@@ -16,6 +16,10 @@
   const view = new Map([["axis", tools ? "step" : "time"], ["scale", "linear"], ["smooth", "0"]]);
   const steps = JSON.parse(document.getElementById("chart-steps")?.textContent ?? "[]").filter(([, step]) => step !== null);
 
+  /* Whether there is an axis of steps; its switch is shown then. */
+  const hasSteps = () => steps.length > 1;
+  const offerAxis = () => { if (tools) tools.querySelector("[data-view='axis']").parentElement.hidden = !hasSteps(); };
+
   /* The step that was done at an instant in ms; null before the first one. */
   const stepAt = (t) => {
     let low = 0, high = steps.length;
@@ -41,19 +45,14 @@
   const apply = ({ data, layout }, section) => {
     const measured = data.find((trace) => trace.meta?.metric);
     const { start_ms: start, origin_ms: origin } = layout.meta;
-    const first = steps[0]?.[0];
-    if (start !== undefined && steps.length > 1) {
-      const instant = (x) => start + x - origin;
-      const kept = measured.x.map((x, i) => i).filter((i) => instant(measured.x[i]) >= first);
-      const isByStep = view.get("axis") === "step";
-      const place = (x) => (isByStep ? stepAt(instant(x)) : x - (first - start));
-      const end = isByStep ? steps.at(-1)[1] : layout.xaxis.range[1] - (first - start);
-      const begin = isByStep ? steps[0][1] : origin;
-      measured.y = kept.map((i) => measured.y[i]);
-      measured.x = kept.map((i) => place(measured.x[i]));
+    if (start !== undefined && hasSteps() && view.get("axis") === "step") {
+      const places = measured.x.map((x) => stepAt(start + x - origin));
+      /* A resumed job repeats steps: the last is not always the highest. */
+      const [begin, end] = steps.reduce(([low, high], [, step]) => [Math.min(low, step), Math.max(high, step)], [Infinity, -Infinity]);
+      measured.y = measured.y.filter((_, i) => places[i] !== null);
+      measured.x = places.filter((place) => place !== null);
       for (const trace of data) if (trace.meta?.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : begin));
-      layout.xaxis.range = [begin, end];
-      if (isByStep) layout.xaxis = { ...layout.xaxis, type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" };
+      layout.xaxis = { ...layout.xaxis, range: [begin, end], type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" };
     }
     if (view.get("scale") === "log" && section === "Quality" && measured.y.every((y) => y === null || y > 0)) {
       layout.yaxis.type = "log";
@@ -248,6 +247,7 @@
   const append = (metric, points) => {
     if (metric === "step") {
       steps.push(...points.filter(([t]) => t > (steps.at(-1)?.[0] ?? -Infinity)));
+      offerAxis();
       return;
     }
     if (points.length && !timed().some((chart) => chart.measured.x.length)) {
@@ -294,7 +294,7 @@
   };
   if (tools) {
     tools.hidden = false;
-    if (steps.length < 2) tools.querySelector("[data-view='axis']").parentElement.hidden = true;
+    offerAxis();
     press();
     tools.addEventListener("click", ({ target }) => {
       if (!target.matches("[data-view]")) return;

@@ -228,7 +228,7 @@ SECTIONS = (
 _QUALITY = re.compile(
     r".*(loss|accuracy|f1|perplexity|learning_rate|grad_norm|scale)|source\d+_.*"
 )
-_COMPARED = re.compile(r"(rewards|logps|logits)/.*|kl|entropy")
+_COMPARED = re.compile(r"(rewards|logps|logits)/.*|log_odds_\w+|kl|entropy")
 _SYSTEM = re.compile(r".*(utilization|energy|power|temperature|watts|joules).*")
 
 

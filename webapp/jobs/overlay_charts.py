@@ -38,6 +38,11 @@ class Line:
         placed = zip(map(self._place, series.t_ms), series.values, strict=True)
         return [(at, value) for at, value in placed if at is not None]
 
+    @property
+    def end(self) -> float:
+        """Return its last place on the axis; a resumed job repeats steps after its highest."""
+        return max(at for at, _ in self.points)
+
     def _place(self, t_ms: int) -> float | None:
         """Return an instant's place on the axis; None before the first step."""
         if self.axis == "time":
@@ -90,7 +95,7 @@ class Overlay(ChartFigure):
 def _value_at(line: Line, place: float, unit: str) -> str:
     before = [value for at, value in line.points if value is not None and at <= place]
     slack = 1000 if line.axis == "time" else 0
-    has_ended = line.points[-1][0] < place - slack if before else True
+    has_ended = line.end < place - slack if before else True
     return "" if not before or has_ended else str(quantity(before[-1], unit))
 
 
@@ -130,8 +135,8 @@ def overlay(chart: ChartSpec, lines: Sequence[Line]) -> Figure:
     """Return a chart as Plotly ``data`` and ``layout``, over the axis of its lines."""
     is_timed = lines[0].axis == "time"
     origin = ORIGIN_MS if is_timed else 0
-    begin = origin if is_timed else min(line.points[0][0] for line in lines)
-    end = origin + max(1000 if is_timed else 1, *(line.points[-1][0] for line in lines))
+    begin = origin if is_timed else min(at for line in lines for at, _ in line.points)
+    end = origin + max(1000 if is_timed else 1, *(line.end for line in lines))
     data = [trace for line in lines for trace in _predicted(chart, line, begin, end)]
     data += [_measured(chart, line, origin) for line in lines]
     layout = template()

@@ -260,16 +260,29 @@ def test_one_process_beside_several_has_no_rows_of_a_rank():
     assert comparing._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
 
 
-def stepping(make_run, name: str, start_ms: int, paces: list[int]) -> Job:
+def stepping(
+    make_run, name: str, start_ms: int, paces: list[int], steps: list[int] | None = None
+) -> Job:
     """Return a run that began its steps some ms after its memory was first measured."""
+    numbers = steps or [at + 1 for at, _ in enumerate(paces)]
     job = make_run(name, 1.0, 4, points=0)
     memory = [Point(1, 0, "host", {"rss_bytes": 1.0})]
     losses = [
-        Point(1001 + at, start_ms + t, "job", {"loss": 8.0 - at, "step": float(at + 1)})
+        Point(1001 + at, start_ms + t, "job", {"loss": 8.0 - at, "step": float(numbers[at])})
         for at, t in enumerate(paces)
     ]
     append(job.current_attempt_id, [*memory, *losses])
     return job
+
+
+def test_a_line_that_resumed_from_an_earlier_step_ends_at_its_highest(make_run):
+    ordinary = stepping(make_run, "Ordinary", 0, [0, 1000])
+    resumed = stepping(make_run, "Resumed", 0, [0, 1000, 2000, 3000, 4000], [4, 5, 6, 2, 3])
+    jobs = [ordinary, resumed]
+    drawn = [draw(job, has_step=True) for job in jobs]
+    (loss,) = [each for each in overlays(sides_of(jobs), drawn) if each.chart.key == "loss"]
+    assert loss.figure["layout"]["xaxis"]["range"] == [1, 6]
+    assert [cells[1] != "" for _, cells in loss.twin][-2:] == [True, True]
 
 
 def test_losses_lie_over_each_other_by_step_however_late_and_slow_a_run_was(make_run, alice):
