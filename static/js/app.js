@@ -24,9 +24,11 @@ if (passing) {
 
 /* Parts of a long page as tabs: the one that the address names, or that holds what it names. */
 const parts = [...document.querySelectorAll("[data-tab]")];
+let shownPart = null;
 function showPart() {
   const named = location.hash.length > 1 ? document.getElementById(location.hash.slice(1)) : null;
-  const shown = named?.closest("[data-tab]") ?? parts[0];
+  const shown = named?.closest("[data-tab]") ?? shownPart ?? parts[0];
+  shownPart = shown;
   for (const part of parts) part.hidden = part !== shown;
   for (const link of document.querySelectorAll("[data-tabs] a")) {
     if (link.hash === `#${shown.id}`) link.setAttribute("aria-current", "true");
@@ -116,20 +118,28 @@ if (palette) {
   const input = palette.querySelector("input");
   const list = palette.querySelector("[role=listbox]");
   let asked = 0;
+  let answered = null; /* the text that the list answers */
+  let isEntered = false; /* Enter was pressed before the answer came */
   const options = () => [...list.querySelectorAll("[role=option]")];
   const choose = (at) => options().forEach((each, i) => each.setAttribute("aria-selected", String(i === at)));
   const seek = async () => {
     const turn = ++asked;
-    const answer = await fetch(`${input.dataset.search}?${new URLSearchParams({ q: input.value })}`, { headers: { "HX-Request": "true" } });
-    const text = answer.ok ? await answer.text() : "";
+    const sought = input.value;
+    const answer = await fetch(`${input.dataset.search}?${new URLSearchParams({ q: sought })}`, { headers: { "HX-Request": "true" } }).catch(() => null);
+    const text = answer?.ok ? await answer.text() : "";
     if (turn !== asked) return; /* a later letter was typed */
+    answered = sought;
     const found = new DOMParser().parseFromString(text, "text/html").body;
     list.replaceChildren(...document.importNode(found, true).childNodes);
     choose(0);
+    if (isEntered && palette.open && sought === input.value) follow(options()[0]);
+    if (sought === input.value) isEntered = false;
   };
+  const follow = (entry) => { if (entry) location.assign(entry.href); };
   let waiting = 0;
-  input.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(seek, 120); });
+  input.addEventListener("input", () => { isEntered = false; clearTimeout(waiting); waiting = setTimeout(seek, 120); });
   input.addEventListener("keydown", (event) => {
+    if (event.isComposing) return; /* Enter ends the composition of a word */
     const all = options();
     const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -137,16 +147,17 @@ if (palette) {
       event.preventDefault();
       choose((at + step + all.length) % all.length);
       all[(at + step + all.length) % all.length].scrollIntoView({ block: "nearest" });
-    } else if (event.key === "Enter" && at >= 0) {
+    } else if (event.key === "Enter") {
       event.preventDefault();
-      location.assign(all[at].href);
+      if (answered === input.value) follow(all[at]);
+      else isEntered = true;
     }
   });
   document.addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey)) return;
     event.preventDefault();
     if (palette.open) palette.close();
-    else { input.value = ""; list.replaceChildren(); palette.showModal(); input.focus(); seek(); }
+    else { input.value = ""; answered = null; isEntered = false; list.replaceChildren(); palette.showModal(); input.focus(); seek(); }
   });
   for (const dialog of document.querySelectorAll("dialog.palette")) {
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -17,25 +17,20 @@ MAX_ROWS = 8
 SHORTEST = 2
 
 
-def search_results(
-    user: User | AnonymousUser, query: str, *, most: int = MAX_ROWS
-) -> list[tuple[str, str, list[tuple[Any, str]]]]:
+Group = tuple[str, str, list[tuple[Any, str]]]  # heading, URL name, (URL argument, text)
+
+
+def search_results(user: User | AnonymousUser, query: str, *, most: int = MAX_ROWS) -> list[Group]:
     """Return groups of results: heading, URL name, and at most ``most`` (URL argument, text).
 
     What has the query in its name is found, and what has it as its id.
     """
     words = folded(query).split()
-    is_meant = Q(name__folded_contains=query) | Q(pk=query.upper())
+    is_meant = _is_meant(query)
     matching = Plan.objects.visible_to(user).filter(is_meant, deleted_at=None)
     plans = matching.filter(Q(is_latest=True) | Q(pk=query.upper()))
     jobs = Job.objects.visible_to(user).filter(is_meant, deleted_at=None)
     hosts = Host.objects.visible_to(user).filter(is_meant)
-    models = TeamModel.objects.visible_to(user).filter(is_meant)
-    catalog = [
-        (entry.id, entry.id)
-        for entry in list_models()
-        if all(word in folded(entry.id) for word in words)
-    ]
     techniques = [
         (each.key, each.title)
         for each in TECHNIQUES.values()
@@ -45,11 +40,26 @@ def search_results(
         ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:most]]),
         ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:most]]),
         ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:most]]),
-        (
-            "Models of your team",
-            "model-detail",
-            [(model.pk, model.name) for model in models[:most]],
-        ),
-        ("Catalog", "model-detail", catalog[:most]),
+        *model_results(user, query, most=most),
         ("Techniques", "technique-detail", techniques[:most]),
     ]
+
+
+def model_results(user: User | AnonymousUser, query: str, *, most: int = MAX_ROWS) -> list[Group]:
+    """Return the groups of ``search_results`` that are of models."""
+    words = folded(query).split()
+    models = TeamModel.objects.visible_to(user).filter(_is_meant(query))
+    catalog = [
+        (entry.id, entry.id)
+        for entry in list_models()
+        if all(word in folded(entry.id) for word in words)
+    ]
+    own = [(model.pk, model.name) for model in models[:most]]
+    return [
+        ("Models of your team", "model-detail", own),
+        ("Catalog", "model-detail", catalog[:most]),
+    ]
+
+
+def _is_meant(query: str) -> Q:
+    return Q(name__folded_contains=query) | Q(pk=query.upper())

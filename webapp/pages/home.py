@@ -8,11 +8,13 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
+from django.urls import resolve, reverse
 from django.utils.cache import patch_vary_headers
 from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
+from webapp.accounts.models import Role
+from webapp.accounts.services import chosen_of, is_at_least, memberships_in
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
@@ -29,7 +31,7 @@ from webapp.jobs.busy_hosts import busy_effect, busy_words
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
 from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
-from webapp.jobs.searching import MAX_ROWS, SHORTEST, search_results
+from webapp.jobs.searching import MAX_ROWS, SHORTEST, Group, model_results, search_results
 from webapp.jobs.transitions import words_for
 from webapp.pages.docs import search_docs
 from webapp.plans.models import Plan, PlanState
@@ -280,10 +282,11 @@ OF_PALETTE = (
 MOST_ACTIONS = 3
 
 
-def palette_entries(
-    request: HttpRequest, query: str, groups: list[tuple[str, str, list[tuple[Any, str]]]]
-) -> list[Entry]:
-    """Return pages, plans to make, and what the search found, in the order of a keyboard's use."""
+def palette_entries(request: HttpRequest, query: str, groups: list[Group]) -> list[Entry]:
+    """Return pages, plans to make, and what the search found, in the order of a keyboard's use.
+
+    What needs a higher role than the user's is left out.
+    """
     words = folded(query.casefold().removeprefix("plan ")).split()
     pages = [
         Entry("Go to", name, url)
@@ -308,14 +311,21 @@ def palette_entries(
         Entry("Docs", f"{each.title}{f' · {each.heading}' if each.heading else ''}", each.url)
         for each in search_docs(query)[:MOST_ACTIONS]
     ]
-    return [*pages[:MOST_JOBS], *models, *found, *docs]
+    membership = chosen_of(request, memberships_in(request))
+    role = Role(membership.role) if membership else Role.VIEWER
+    open_pages = [each for each in pages if _is_open(each, role)][:MOST_JOBS]
+    return [*open_pages, *(each for each in models if _is_open(each, role)), *found, *docs]
 
 
-def _models(
-    request: HttpRequest, query: str, groups: list[tuple[str, str, list[tuple[Any, str]]]]
-) -> list[tuple[str, str, list[tuple[Any, str]]]]:
+def _is_open(entry: Entry, role: Role) -> bool:
+    """Return whether the page of an entry is for users of a role."""
+    view = resolve(entry.url.partition("?")[0]).func
+    return is_at_least(role, getattr(view, "required_role", Role.VIEWER))
+
+
+def _models(request: HttpRequest, query: str, groups: list[Group]) -> list[Group]:
     """Return the groups of models; of “plan llama 70b” those of the words after “plan”."""
     rest = query.casefold().removeprefix("plan ").strip()
     if rest != query.casefold() and len(rest) >= SHORTEST:
-        groups = search_results(request.user, rest)
+        groups = model_results(request.user, rest)
     return [group for group in groups if group[1] == "model-detail"]

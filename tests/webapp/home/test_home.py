@@ -5,6 +5,8 @@ from datetime import timedelta
 from urllib.parse import quote
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from tests.webapp.conftest import client_of, enrol, make_beat, make_job, new_attempt
 from webapp.core.clock import now
@@ -237,6 +239,35 @@ def test_the_palette_offers_pages_plans_objects_and_docs(alice, job):
     jumps = dict(re.findall(r'(\w): "(/[^"]*)"', (BASE_DIR / "static/js/app.js").read_text()))
     assert set(jumps.values()) == {url for url, _ in NAVIGATION}
     assert all(f"<kbd>{key}</kbd>" in page.split('id="keys"')[1] for key in jumps)
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_the_palette_leaves_out_what_a_viewer_may_not_open(alice, vera):
+    def urls(user, query: str) -> list[str]:
+        answer = client_of(user).get("/search/", {"q": query}, headers={"HX-Request": "true"})
+        return [each.url for each in answer.context["found"]]
+
+    for query in ("plan", "add a host", "demo", "secrets", "tokens", "plan llama 3.1 70b"):
+        shown = urls(vera, query)
+        answers = {url: client_of(vera).get(url).status_code for url in shown}
+        assert set(answers.values()) <= {200}, answers
+        hidden = {*urls(alice, query)} - {*shown}
+        assert {client_of(vera).get(url).status_code for url in hidden} <= {403}, hidden
+    assert "/plans/new/" in urls(alice, "new plan")
+    assert "/plans/new/" not in urls(vera, "new plan")
+
+
+@pytest.mark.django_db
+def test_of_words_after_plan_only_models_are_sought_again(alice):
+    client = client_of(alice)
+
+    def num_queries(query: str) -> int:
+        with CaptureQueriesContext(connection) as found:
+            client.get("/search/", {"q": query}, headers={"HX-Request": "true"})
+        return len(found)
+
+    num_queries("llama")  # what is read once
+    assert num_queries("plan llama") == num_queries("llama") + 2  # teams and their models
 
 
 def test_a_search_takes_every_word_and_says_where_it_looked(alice):
