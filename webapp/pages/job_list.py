@@ -16,7 +16,7 @@ from webapp.core.queries import InOrder, NewestFirst, page_by_key
 from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.jobs.listing import filter_jobs, list_rows, rows_of
 from webapp.jobs.lookup import visible_jobs
-from webapp.jobs.models import Job, JobState
+from webapp.jobs.models import LIVE_STATES, Job, JobState
 from webapp.jobs.progress import KIND_WORDS
 from webapp.live.stream import live_context, page_or_regions
 
@@ -31,7 +31,7 @@ SORTS: dict[str, Expression | F] = {  # columns of the list by their names in th
     "duration": ExpressionWrapper(DURATION, DurationField()),
 }
 NEWEST = "-created"
-LIVE = (JobState.QUEUED, JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING)
+LIVE = [state for state in JobState if state == JobState.QUEUED or state in LIVE_STATES]
 FAILED = (JobState.FAILED, JobState.ERROR)
 
 
@@ -64,7 +64,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "heads": {name: _head(request, name, sort) for name in SORTS},
         "views": _views(request),
         "without_page": query.urlencode(),
-        "states": JobState.choices,
+        "states": _states(request.GET.get("state", "")),
         "kinds": KIND_WORDS.items(),
         "hosts": _hosts(request).values_list("slug", "name"),
         "owners": _owners(request),
@@ -112,6 +112,15 @@ def _views(request: HttpRequest) -> list[tuple[str, str, bool]]:
     }
     now = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     return [(words, urlencode(query), query == now) for words, query in filters.items()]
+
+
+def _states(chosen: str) -> list[tuple[str, str]]:
+    """Return the options of the filter by state, with the several of a view if one is shown."""
+    labels: dict[str, str] = dict(JobState.choices)
+    several = [each for each in _values("state", chosen) if each in labels]
+    words = " or ".join(labels[each].lower() for each in several).capitalize()
+    own = [(chosen, words)] if several and chosen not in labels else []
+    return [*own, *labels.items()]
 
 
 def unknown_values(

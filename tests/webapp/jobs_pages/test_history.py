@@ -4,7 +4,7 @@ import html
 import re
 from datetime import timedelta
 from itertools import product
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import pytest
 from django.utils.timezone import localtime
@@ -97,6 +97,9 @@ def test_the_usual_views_are_one_press_away(as_alice, many):
     views = re.findall(r'class="chip" href="/jobs/(?:\?([^"]*))?"', page)
     found = [len(rows(as_alice, **dict(parse_qsl(html.unescape(query))))) for query in views]
     assert found == [50, 30, 20, 20, 10]  # all, mine, live, failed, my failed
+    failed = as_alice.get("/jobs/", {"state": "failed,error", "q": "job"}).content.decode()
+    assert '<option value="failed,error" selected>Failed or error</option>' in failed
+    assert f"state={quote('queued,preflight,starting,running,stopping', safe='')}" in page
 
 
 def test_a_finished_job_shows_measured_over_predicted_by_its_speed(as_alice, finished):
