@@ -91,11 +91,13 @@ def model_list(request: HttpRequest) -> HttpResponse:
     sort = choice_in_query(request, "sort", [sign + name for name in SORTS for sign in ("", "-")])
     found = listed_models(query, maker, facets, sort)
     page = Paginator(found, PAGE_SIZE).get_page(page_number(request))
+    is_of_catalog = bool(maker or any(facets.values()))  # which a team's models do not have
     host = _usual_host(request)
     kept = request.GET.copy()
     kept.pop("page", None)
     context = {
-        "team_models": team if page.number == 1 else (),
+        "team_models": () if is_of_catalog or page.number > 1 else team,
+        "sort": sort,
         "page": page,
         "rows": [(row, _fit_words(row, host)) for row in page],
         "host": host[0] if host else None,
@@ -108,7 +110,7 @@ def model_list(request: HttpRequest) -> HttpResponse:
             for name, values in FACETS.items()
         ],
         "chosen": facets,
-        "is_filtered": bool(query or maker or any(facets.values())),
+        "is_filtered": bool(query) or is_of_catalog,
         "heads": {name: _head(kept, name, sort) for name in SORTS},
         "query": kept.urlencode(),
     }

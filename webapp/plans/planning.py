@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from planner import api
 from planner.catalog.engines import AUTO
+from planner.catalog.models import find_model
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
@@ -22,6 +23,7 @@ from planner.specs.estimate import (
     PlanAnswer,
     PlanRequest,
 )
+from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload, Strategy, Workload
 from runners.plans.document import read_stored
 from runners.plans.refusals import DraftProblem
@@ -300,17 +302,32 @@ def estimate_as_planned(
 def fits_on(
     model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str, num_tokens: int
 ) -> Estimate | None:
-    """Return the estimate of one conversation of ``num_tokens`` on a cluster, or None."""
+    """Return the estimate of one conversation of ``num_tokens`` on a cluster, or None.
+
+    The model is split over as many devices of a node as divide its heads.
+    """
     answer = max(1, num_tokens // 8)
     workload = GenerateWorkload(
         batch_size=1, input_tokens=max(1, num_tokens - answer), output_tokens=answer
     )
-    strategy = Strategy.model_validate({"weight_dtype": weight_dtype})
+    split = _most_ranks(find_model(model), cluster.devices_per_node)
+    strategy = Strategy.model_validate(
+        {"weight_dtype": weight_dtype, "tensor_parallel_size": split}
+    )
     question = EstimateRequest(model=model, cluster=cluster, workload=workload, strategy=strategy)
     try:
         return api.estimate(question)
     except PlannerError:
         return None
+
+
+def _most_ranks(model: ModelSpec | None, num_devices: int) -> int:
+    """Return the largest tensor parallel size of a model on ``num_devices``; 1 if unknown."""
+    if model is None:
+        return 1
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    sizes = (size for size in range(1, min(num_devices, heads) + 1) if heads % size == 0)
+    return max(s for s in sizes if max(kv_heads, s) % min(kv_heads, s) == 0)
 
 
 def limit_of(plan: Plan, question: InverseQuestion) -> InverseAnswer:

@@ -6,6 +6,7 @@ from planner.catalog.models import list_models
 from planner.techniques.registry import TECHNIQUES
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
+from webapp.hosts.machines import virtual_host_create
 from webapp.jobs.models import Job
 from webapp.modelhub.catalog import catalog_rows
 from webapp.modelhub.models import TeamModel, demo_config
@@ -69,6 +70,7 @@ def test_the_teams_models_are_listed_the_newest_first_and_filtered_by_name(alice
     own(team, "Something else")
     found = page(alice, "/models/", q="lLaMa").context["team_models"]
     assert [model.name for model in found] == ["Llama of ours"]
+    assert not page(alice, "/models/", q="lLaMa", kind="moe").context["team_models"]
 
 
 def test_a_team_model_says_whether_and_where_its_weights_lie(alice, team, host):
@@ -103,6 +105,7 @@ def test_facets_narrow_the_catalog_and_columns_order_it(alice):
     html = page(alice, "/models/", kind="moe", sort="-parameters").content.decode()
     assert 'aria-sort="descending"><a class="sort" href="?kind=moe&amp;sort=parameters">' in html
     assert "?kind=moe&amp;sort=-parameters&amp;page=2" in html
+    assert '<input type="hidden" name="sort" value="-parameters">' in html
     for wrong in ({"size": "9"}, {"sort": "colour"}, {"maker": "nobody"}, {"page": "0"}):
         assert client_of(alice).get("/models/", wrong).status_code == 400, wrong
 
@@ -114,6 +117,21 @@ def test_each_model_says_whether_it_fits_the_first_measured_host(alice, host):
     assert "bf16" in fits.values()
     largest = page(alice, "/models/", sort="-parameters").context["rows"]
     assert {dtype for _, dtype in largest} == {""}
+
+
+def test_a_model_fits_a_host_over_all_its_devices(alice, team):
+    def fits(num_devices: int) -> dict[str, bool | None]:
+        host = virtual_host_create(
+            team=team, name=f"of {num_devices}", device="a100-80gb-sxm",
+            num_devices=num_devices, memory_bytes=None, by="olga",
+        )  # fmt: skip
+        found = page(alice, "/models/meta-llama/Llama-3.1-70B/").context["fits"]
+        (row,) = [each for each in found if each.host == host]
+        return {dtype: is_fitting for dtype, is_fitting, _ in row.cells}
+
+    assert not fits(1)["bf16"]
+    assert fits(4)["bf16"]
+    assert fits(7)["bf16"]  # four of them: seven divide no heads
 
 
 # Techniques
