@@ -39,6 +39,7 @@ from webapp.wizard.drafts import (
     PRESETS,
     SLUGS,
     draft_begin,
+    first_host,
     first_step,
     fit_context,
     neighbours,
@@ -108,9 +109,9 @@ SAVED_MEANWHILE = (
 )
 
 
+OF_CATALOG = " Its devices are of the catalog: choose others in the Hardware step."
 TOO_FEW = (
-    " Its devices are of the catalog, because your first host has too few: choose yours in the "
-    "Hardware step."
+    " Its devices are of the catalog, because {} has too few: choose yours in the Hardware step."
 )
 
 
@@ -145,7 +146,9 @@ def plan_new(request: HttpRequest) -> HttpResponse:
         technique=technique,
     )
     if technique is not None:
-        place = "" if plan.document.hardware.host else TOO_FEW
+        asked = host or first_host(plan.team)
+        of_catalog = TOO_FEW.format(asked.name) if asked else OF_CATALOG
+        place = "" if plan.document.hardware.host else of_catalog
         messages.info(request, f"This plan uses the technique {technique.title}.{place}")
     step = first_step(preset, has_model=model is not None, has_technique=technique is not None)
     return redirect("plan-step", plan.pk, step)

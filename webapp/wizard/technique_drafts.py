@@ -82,7 +82,8 @@ def _hardware(technique: Technique, host: Host | None) -> HardwareChoice:
     pins = technique.settings
     pools = pins.get("disaggregated")
     sizes = pools.values() if isinstance(pools, dict) else ()
-    needed = max(sum(sizes), prod(int(pins.get(name, 1)) for name in PARALLEL))
+    grid = prod(int(pins.get(name, 1)) for name in PARALLEL)
+    needed = max(sum(sizes), grid, int(pins.get("expert_parallel_size", 1)))
     num_own = max(1, len(host.facts.get("gpus") or [])) if host else 0
     if host is not None and num_own >= needed:
         return HardwareChoice(host=host.pk)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from planner.techniques.registry import TECHNIQUES
-from tests.webapp.conftest import client_of
+from tests.webapp.conftest import client_of, enrol
 from webapp.hosts.machines import virtual_host_create
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
@@ -80,6 +80,22 @@ def test_a_preset_does_not_drop_its_model_and_what_it_cannot_use_is_refused(alic
     }  # fmt: skip
     for query, status in refused.items():
         assert client.get(f"/plans/new/{query}").status_code == status, query
+
+
+def test_a_technique_on_catalog_devices_says_why_and_counts_ranks_of_experts(alice, team):
+    client = client_of(alice)
+
+    def said() -> tuple[int | None, str]:
+        page = client.get("/plans/new/?technique=expert_parallel", follow=True)
+        hardware = Plan.objects.latest("created_at").document.hardware
+        return hardware.devices_per_node, " ".join(map(str, page.context["messages"]))
+
+    needed, words = said()
+    assert needed == TECHNIQUES["expert_parallel"].settings["expert_parallel_size"]
+    assert "too few" not in words
+    host, _ = enrol(team)
+    needed, words = said()
+    assert f"because {host.name} has too few" in words
 
 
 def test_every_technique_that_a_plan_can_state_is_stated_by_its_draft(alice):
