@@ -149,7 +149,7 @@ def money(value: float) -> Quantity:
     if not _is_real(value):
         return Quantity(NOTHING, "")
     amount = abs(value)
-    if amount >= KILO:
+    if round(amount, 2) >= KILO:
         digits = whole(amount)
     else:
         digits = f"{amount:.2f}" if amount >= LEAST_CENTS or not amount else number(amount, 2)

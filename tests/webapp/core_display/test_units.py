@@ -171,6 +171,7 @@ def test_each_kind_of_figure_has_its_own_unit():
         (display.money, 0.0042, "$0.0042"),
         (display.money, 0.0, "$0.00"),
         (display.money, 1234.4, "$1_234"),
+        (display.money, 999.996, "$1_000"),
         (display.money, -2.5, "\N{MINUS SIGN}$2.50"),
         (display.money_for_tokens, 4.95, "$4.95 / 1M tokens"),
     ]
