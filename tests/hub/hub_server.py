@@ -424,8 +424,12 @@ class _Handler(BaseHTTPRequestHandler):
                     hub.go_on.wait()
                 if is_large and hub.bytes_per_second:
                     time.sleep(len(chunk) / hub.bytes_per_second)
-                self.connection.sendall(chunk)
-                self.line.sent += len(chunk)
+                self.line.sent += len(chunk)  # before its reader can ask how much was sent
+                try:
+                    self.connection.sendall(chunk)
+                except OSError:
+                    self.line.sent -= len(chunk)
+                    raise
                 if is_large:
                     with hub._lock:
                         hub.large_sent += len(chunk)
