@@ -22,11 +22,12 @@ from webapp.api.requests import Paging, job_key, page_keys
 from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, InvalidProblem
 from webapp.core.queries import in_order
+from webapp.jobs.series import series_delete, series_stop
 from webapp.plans.models import Plan
 from webapp.tunings.listing import CandidateRow, TuningView, view_of, views_of
 from webapp.tunings.models import Tuning
 from webapp.tunings.planning import tuning_plan
-from webapp.tunings.services import tuning_delete, tuning_of, tuning_start, tuning_stop
+from webapp.tunings.services import tuning_of, tuning_start
 
 router = Router(tags=["tunings"], auth=READ)
 DryRun = Annotated[
@@ -157,7 +158,7 @@ def tuning_get(request: HttpRequest, tuning_id: str) -> TuningReply:
 def tuning_end(request: HttpRequest, tuning_id: str) -> TuningReply:
     """Stop the trial of a tuning that runs, and start no other; what was measured stays."""
     tuning = owned_for(request, Tuning, pk=tuning_id)
-    return _reply(view_of(tuning_stop(tuning=tuning, by=signed_in(request))))
+    return _reply(view_of(series_stop(tuning, by=signed_in(request))))
 
 
 @router.delete(
@@ -168,5 +169,5 @@ def tuning_end(request: HttpRequest, tuning_id: str) -> TuningReply:
 )
 def tuning_remove(request: HttpRequest, tuning_id: str) -> Status[None]:
     """Take an ended tuning out of the list; its jobs and its version of the plan stay."""
-    tuning_delete(tuning=owned_for(request, Tuning, pk=tuning_id), by=signed_in(request))
+    series_delete(owned_for(request, Tuning, pk=tuning_id), by=signed_in(request))
     return Status(204, None)

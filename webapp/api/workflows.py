@@ -27,11 +27,11 @@ from webapp.api.requests import Paging, job_key, page_keys
 from webapp.core.clock import now
 from webapp.core.problems import REFUSALS
 from webapp.core.queries import in_order
+from webapp.jobs.series import series_delete
 from webapp.workflows.listing import StepRow, WorkflowView, view_of, views_of
 from webapp.workflows.models import Workflow
 from webapp.workflows.planning import workflow_plan
 from webapp.workflows.services import (
-    workflow_delete,
     workflow_of,
     workflow_resume,
     workflow_start,
@@ -144,7 +144,7 @@ def workflow_get(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 def workflow_end(request: HttpRequest, workflow_id: str) -> WorkflowReply:
     """Stop the jobs of a workflow that run, and start none of those that wait."""
     workflow = owned_for(request, Workflow, pk=workflow_id)
-    return _reply(view_of(workflow_stop(workflow=workflow, by=signed_in(request))))
+    return _reply(view_of(workflow_stop(workflow, by=signed_in(request))))
 
 
 @router.post(
@@ -156,7 +156,7 @@ def workflow_end(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 def workflow_go_on(request: HttpRequest, workflow_id: str) -> WorkflowReply:
     """Go on with a failed or stopped workflow: what has succeeded stays."""
     workflow = owned_for(request, Workflow, pk=workflow_id)
-    return _reply(view_of(workflow_resume(workflow=workflow, by=signed_in(request))))
+    return _reply(view_of(workflow_resume(workflow, by=signed_in(request))))
 
 
 @router.delete(
@@ -167,5 +167,5 @@ def workflow_go_on(request: HttpRequest, workflow_id: str) -> WorkflowReply:
 )
 def workflow_remove(request: HttpRequest, workflow_id: str) -> Status[None]:
     """Take an ended workflow out of the lists; its jobs, models and plans stay."""
-    workflow_delete(workflow=owned_for(request, Workflow, pk=workflow_id), by=signed_in(request))
+    series_delete(owned_for(request, Workflow, pk=workflow_id), by=signed_in(request))
     return Status(204, None)

@@ -2,35 +2,32 @@
 
 from typing import Any
 
-from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from runners.plans.refusals import DraftProblem
 from runners.plans.tuning import TuningOptions
-from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import (
     may_change,
     membership_of,
-    owned_for,
     signed_in,
     visible_or_404,
 )
 from webapp.core.ids import new_ulid
-from webapp.core.parameters import page_number, reads_query
+from webapp.core.parameters import reads_query
 from webapp.core.problems import Problem
-from webapp.core.queries import NewestFirst, page_by_key
+from webapp.jobs.series import series_stop
 from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.series import series_act, series_page, series_remove
 from webapp.plans.models import Plan
 from webapp.plans.saving import changeable_plan
 from webapp.tunings.form import TuningForm
 from webapp.tunings.listing import TuningView, view_of, views_of
-from webapp.tunings.models import Tuning, TuningState
+from webapp.tunings.models import Tuning
 from webapp.tunings.planning import tuning_plan
-from webapp.tunings.services import tuning_delete, tuning_of, tuning_start, tuning_stop
+from webapp.tunings.services import tuning_of, tuning_start
 
-PAGE_SIZE = 20
 KEY_LENGTH = 64
 UNPROCESSABLE = 422
 
@@ -78,14 +75,8 @@ def _new(request: HttpRequest, plan: Plan, form: TuningForm, status: int = 200) 
 @reads_query("page")
 def tuning_list(request: HttpRequest) -> HttpResponse:
     """List the teams' tunings, the newest first."""
-    teams = team_ids_of(request.user)
-    keys = NewestFirst(Tuning.objects.filter(team__in=teams), "created_at", teams)
     rows = Tuning.objects.select_related("owner", "host")
-    page = page_by_key(keys, rows, page_number(request), PAGE_SIZE)
-    context: dict[str, Any] = {"page": page, "views": views_of(list(page.object_list))}
-    if context["views"]:
-        context |= live_context(request, ["jobs"])
-    return page_or_regions(request, "tunings/list.html", "tunings/_list.html", context)
+    return series_page(request, rows, views_of, "tunings")
 
 
 @require_GET
@@ -93,12 +84,11 @@ def tuning_detail(request: HttpRequest, tuning_id: str) -> HttpResponse:
     """Show a tuning: what was planned of each candidate, what was measured, and what was found."""
     tuning = visible_or_404(Tuning, request.user, pk=tuning_id)
     may = may_change(membership_of(request.user, tuning.team), tuning)
-    is_running = tuning.state == TuningState.RUNNING
     context: dict[str, Any] = {
         "view": view_of(tuning),
         "tuning": tuning,
-        "may_stop": may and is_running,
-        "may_delete": may and not is_running,
+        "may_stop": may and tuning.is_running,
+        "may_delete": may and not tuning.is_running,
     }
     context |= live_context(request, ["jobs"])
     return page_or_regions(request, "tunings/detail.html", "tunings/_regions.html", context)
@@ -107,23 +97,11 @@ def tuning_detail(request: HttpRequest, tuning_id: str) -> HttpResponse:
 @require_POST
 def tuning_stop_view(request: HttpRequest, tuning_id: str) -> HttpResponse:
     """Stop the trial of a tuning that runs; no other is started."""
-    tuning = owned_for(request, Tuning, pk=tuning_id)
-    try:
-        tuning_stop(tuning=tuning, by=signed_in(request))
-        messages.success(request, "The tuning is stopped.")
-    except Problem as problem:
-        messages.error(request, problem.detail)
-    return redirect("tuning-detail", tuning.pk)
+    words = "The tuning is stopped."
+    return series_act(request, Tuning, tuning_id, series_stop, words)
 
 
 @require_POST
 def tuning_delete_view(request: HttpRequest, tuning_id: str) -> HttpResponse:
     """Take an ended tuning out of the list."""
-    tuning = owned_for(request, Tuning, pk=tuning_id)
-    try:
-        tuning_delete(tuning=tuning, by=signed_in(request))
-    except Problem as problem:
-        messages.error(request, problem.detail)
-        return redirect("tuning-detail", tuning.pk)
-    messages.success(request, f"The tuning of {tuning.name} is deleted; its jobs stay.")
-    return redirect("tuning-list")
+    return series_remove(request, Tuning, tuning_id)

@@ -10,7 +10,7 @@ from webapp.core.display import counted, number, percent, quantity
 from webapp.core.figures import REGISTRY, FigureDefinition
 from webapp.jobs.models import Job
 from webapp.jobs.progress import elapsed_seconds
-from webapp.tunings.models import TrialState, Tuning, TuningState, TuningTrial
+from webapp.tunings.models import TrialState, Tuning, TuningTrial
 from webapp.tunings.planning import PlannedCandidate
 from webapp.tunings.services import candidates_of, search_of
 
@@ -146,7 +146,7 @@ class TuningView:
                 planned,
                 result,
                 by_candidate.get(planned.number, []),
-                is_chosen=self.tuning.state != TuningState.RUNNING
+                is_chosen=not self.tuning.is_running
                 and chosen is not None
                 and chosen.candidate.number == planned.number,
             )
@@ -182,7 +182,7 @@ class TuningView:
         if gain is None:
             found = f"{words[0]}, {name} {value}. The plan's own choice could not be measured."
         elif best.candidate.number == BASELINE:
-            so_far = self.tuning.state == TuningState.RUNNING
+            so_far = self.tuning.is_running
             found = "The" if so_far else "No gain: the"
             found += f" plan's own choice is the best of those measured, {name} {value}."
         else:

@@ -2,25 +2,13 @@
 
 from typing import Any
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from runners.jobspec.base import NAME_LENGTH
-from webapp.accounts.models import AccessToken, TeamOwned
-from webapp.core.ids import UlidModel
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
+from webapp.jobs.series import JobSeries, SeriesPart
 from webapp.plans.models import Plan
-
-
-class TuningState(models.TextChoices):
-    """The states of a tuning; ``failed``: nothing could be measured."""
-
-    RUNNING = "running", "Running"
-    SUCCEEDED = "succeeded", "Succeeded"
-    FAILED = "failed", "Failed"
-    STOPPED = "stopped", "Stopped"
 
 
 class TrialState(models.TextChoices):
@@ -31,39 +19,30 @@ class TrialState(models.TextChoices):
     ENDED = "ended", "Ended"
 
 
-class Tuning(TeamOwned):
-    """Trials of a plan's candidates on one host; ``token`` started it, its budget counts.
+class Tuning(JobSeries):
+    """Trials of a plan's candidates on one host; ``failed``: nothing could be measured.
 
     ``candidates`` are fixed at the start (``webapp.tunings.planning.PlannedCandidate``), and so
     is ``trial``, how much each of them measures (``runners.plans.tuning.Trial``).
     """
 
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
-    )
-    token = models.ForeignKey(
-        AccessToken, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
-    )
+    PARTS = "trials"
+    ACTOR = "system:tunings"
+
     plan = models.ForeignKey(Plan, null=True, on_delete=models.SET_NULL, related_name="tunings")
     host = models.ForeignKey(Host, null=True, on_delete=models.SET_NULL, related_name="+")
-    name = models.CharField(max_length=NAME_LENGTH)
     options = models.JSONField()  # runners.plans.tuning.TuningOptions
     document = models.JSONField()  # of the plan, with the host of the tuning
     figure = models.CharField(max_length=32)
     candidates = models.JSONField()
     trial = models.JSONField()
-    state = models.CharField(max_length=16, choices=TuningState, default=TuningState.RUNNING)
     problem = models.TextField(blank=True)  # why it failed, or why no version was made
     # The version with the best strategy; None without a gain.
     result = models.ForeignKey(
         Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
-    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
-    created_at = models.DateTimeField(auto_now_add=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
 
-    class Meta:
-        ordering = ["-created_at", "-id"]
+    class Meta(JobSeries.Meta):
         indexes = [
             models.Index(fields=["team", "-created_at", "-id"], name="tunings_listed"),
             models.Index(
@@ -71,11 +50,13 @@ class Tuning(TeamOwned):
             ),
         ]
 
-    def __str__(self) -> str:
-        return self.name
+    @property
+    def title(self) -> str:
+        """Return what a sentence calls it: it has the name of its plan."""
+        return f"The tuning of {self.name}"
 
 
-class TuningTrial(UlidModel):
+class TuningTrial(SeriesPart):
     """One job of a tuning, in the order of ``number``; what it has shown once it has ended.
 
     ``value`` is the tuning's figure in its base unit, ``spread`` its standard error as a share.

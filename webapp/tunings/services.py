@@ -34,33 +34,28 @@ from runners.shared.tuning import (
 from webapp.accounts.models import Role, Team
 from webapp.accounts.services import has_role
 from webapp.accounts.tokens import acting_as, acting_token
-from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import (
-    BusyProblem,
     ConflictProblem,
     InvalidProblem,
     NotFoundProblem,
     Problem,
-    UnavailableProblem,
 )
 from webapp.jobs.launching import Launchable, parts_at_a_commit, plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState, Measurement
 from webapp.jobs.points import main_row_of
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.series import PASSING, SeriesState, advance_each
 from webapp.jobs.services import job_stop
 from webapp.jobs.transitions import words_for
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_answer, plan_keep
-from webapp.plans.repositories import UnreachableError
 from webapp.plans.saving import draft_copied
-from webapp.tunings.models import TrialState, Tuning, TuningState, TuningTrial
+from webapp.tunings.models import TrialState, Tuning, TuningTrial
 from webapp.tunings.planning import PlannedCandidate, PlannedTuning, tuning_plan
 
 log = structlog.get_logger(__name__)
-ACTOR = "system:tunings"
 ROLE = Role.PRACTITIONER  # that a person needs to launch
-PASSING = (BusyProblem, UnavailableProblem, UnreachableError)
 FULL_QUEUE = "max_queued"  # code of a refusal that passes, too
 # Ends of a job that say little of its candidate: it is tried once more.
 BY_CHANCE = frozenset({Reason.NCCL_TIMEOUT, Reason.RANK_LOST})
@@ -94,7 +89,7 @@ def tuning_start(
         DraftProblem: the plan cannot be tuned.
         Problem: the job service refuses the first trial.
     """
-    if existing := _of_key(team, idempotency_key):
+    if existing := Tuning.of_key(team, idempotency_key):
         return existing
     planned = tuning_plan(team, by, plan, options)
     if plan.is_brief:  # the version has the full answer, which takes seconds
@@ -108,10 +103,10 @@ def tuning_start(
             tuning.plan, tuning.name = saved, saved.name or str(saved)
             tuning.save(force_insert=True)
             detail = {"plan": saved.pk, "candidates": len(planned.candidates)}
-            event_record(tuning, "tuning.started", by.get_username(), detail=detail)
+            tuning.event("started", by.get_username(), **detail)
             _queue(tuning, _next_trial(tuning, BASELINE, 0), prepared)
     except IntegrityError:
-        if existing := _of_key(team, idempotency_key):
+        if existing := Tuning.of_key(team, idempotency_key):
             return existing
         raise
     return tuning
@@ -131,10 +126,6 @@ def tuning_of(team: Team, by: User, plan: Plan, planned: PlannedTuning) -> Tunin
         candidates=[each.model_dump(mode="json") for each in planned.candidates],
         trial=planned.trial._asdict(),
     )
-
-
-def _of_key(team: Team, key: str | None) -> Tuning | None:
-    return Tuning.objects.filter(team=team, idempotency_key=key).first() if key else None
 
 
 # What is known
@@ -175,18 +166,13 @@ def _observation(trial: TuningTrial) -> Observation:
 
 def advance_all() -> int:
     """Advance every tuning that runs, and return their number; each failure is its own."""
-    rows = list(Tuning.objects.filter(state=TuningState.RUNNING).order_by("id"))
-    for tuning in rows:
-        try:
-            tuning_advance(tuning)
-        except Exception:  # the next round tries again; the others go on
-            log.warning("tuning not advanced", tuning=tuning.pk, exc_info=True)
+    num_running = advance_each(Tuning, tuning_advance)
     live = TuningTrial.objects.filter(state=TrialState.RUNNING)
-    for trial in live.exclude(tuning__state=TuningState.RUNNING).select_related("job"):
+    for trial in live.exclude(tuning__state=SeriesState.RUNNING).select_related("job"):
         _settle(trial)  # its tuning was stopped before it
         if trial.state == TrialState.RUNNING:
             _stop_job(trial)  # it was launched at the same moment
-    return len(rows)
+    return num_running
 
 
 def _stop_job(trial: TuningTrial) -> None:
@@ -194,11 +180,7 @@ def _stop_job(trial: TuningTrial) -> None:
     if trial.job is None or trial.job.state in {*FINAL_STATES, JobState.STOPPING}:
         return
     with suppress(ConflictProblem):  # it has ended meanwhile
-        job_stop(job=trial.job, by=ACTOR)
-
-
-def _is_running(tuning: Tuning) -> bool:
-    return Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING).exists()
+        job_stop(job=trial.job, by=Tuning.ACTOR)
 
 
 def tuning_advance(tuning: Tuning) -> None:
@@ -240,22 +222,22 @@ def _start(tuning: Tuning, trial: TuningTrial) -> None:
     a fault of the candidate. What the service refuses, such as a launch over a token's budget, it
     would refuse of every candidate: the tuning ends with that problem.
     """
-    if not _is_running(tuning):
+    if not tuning.still_runs():
         return
     try:
         _launch(tuning, trial)
     except PASSING as problem:
-        _change(trial, TrialState.WAITING, reason=str(problem))
+        trial.change(TrialState.WAITING, reason=str(problem))
     except DraftProblem as problem:
         if problem.is_passing:
-            _change(trial, TrialState.WAITING, reason=str(problem))
+            trial.change(TrialState.WAITING, reason=str(problem))
         else:
             _end_trial(trial, TrialState.WAITING, "failed", reason=str(problem))
     except InvalidProblem as problem:
         _end_trial(trial, TrialState.WAITING, "failed", reason=str(problem))
     except Problem as problem:
         if problem.code == FULL_QUEUE:
-            _change(trial, TrialState.WAITING, reason=str(problem))
+            trial.change(TrialState.WAITING, reason=str(problem))
             return
         _end_trial(trial, TrialState.WAITING, "withdrawn", reason=str(problem))
         _finish(tuning, search_of(tuning, list(tuning.trials.all())), REFUSED.format(problem))
@@ -316,7 +298,7 @@ def _queue(tuning: Tuning, trial: TuningTrial, prepared: _Prepared) -> None:
 
     The row of the tuning is locked, so that stopping it comes before, or finds the job.
     """
-    locked = Tuning.objects.select_for_update().filter(pk=tuning.pk, state=TuningState.RUNNING)
+    locked = Tuning.running().select_for_update().filter(pk=tuning.pk)
     if locked.first() is None:
         return
     if existing := _job_of(tuning, trial):
@@ -355,25 +337,16 @@ def _document(tuning: Tuning, candidate: PlannedCandidate) -> PlanDocument:
 
 def _follow(tuning: Tuning, trial: TuningTrial, job: Job) -> None:
     """Let a trial follow a job; if the tuning was stopped meanwhile, stop it."""
-    if not _change(trial, TrialState.WAITING, state=TrialState.RUNNING, job=job, reason=""):
+    if not trial.change(TrialState.WAITING, state=TrialState.RUNNING, job=job, reason=""):
         return
-    if not _is_running(tuning):
-        job_stop(job=job, by=ACTOR)
-
-
-def _change(trial: TuningTrial, source: TrialState, **fields: object) -> bool:
-    """Change a trial that is still in a state; return whether it was."""
-    if not TuningTrial.objects.filter(pk=trial.pk, state=source).update(**fields):
-        return False
-    for name, value in fields.items():
-        setattr(trial, name, value)
-    return True
+    if not tuning.still_runs():
+        job_stop(job=job, by=Tuning.ACTOR)
 
 
 def _end_trial(
     trial: TuningTrial, source: TrialState, ending: TrialEnding, **fields: object
 ) -> None:
-    _change(trial, source, state=TrialState.ENDED, ending=ending, **fields)
+    trial.change(source, state=TrialState.ENDED, ending=ending, **fields)
 
 
 # What a trial has shown
@@ -452,7 +425,7 @@ def _finish(tuning: Tuning, search: TuningSearch, problem: str = "") -> None:
     if chosen is None:
         reasons = [each.reason for each in search.results if each.reason]
         said = problem or NOTHING.format(" ".join(reasons[:1])).strip()
-        _end(tuning, TuningState.FAILED, problem=said)
+        _end(tuning, SeriesState.FAILED, problem=said)
         return
     draft, number = None, chosen.candidate.number
     if number != BASELINE:
@@ -460,7 +433,7 @@ def _finish(tuning: Tuning, search: TuningSearch, problem: str = "") -> None:
             draft = _version(tuning, candidates_of(tuning)[number])
         except (DraftProblem, Problem) as fault:
             problem = f"{problem} {NO_VERSION.format(fault)}".strip()
-    _end(tuning, TuningState.SUCCEEDED, draft, problem=problem)
+    _end(tuning, SeriesState.SUCCEEDED, draft, problem=problem)
 
 
 def _version(tuning: Tuning, candidate: PlannedCandidate) -> Plan:
@@ -491,14 +464,14 @@ def _version(tuning: Tuning, candidate: PlannedCandidate) -> Plan:
 
 
 def _end(
-    tuning: Tuning, state: TuningState, draft: Plan | None = None, *, problem: str = ""
+    tuning: Tuning, state: SeriesState, draft: Plan | None = None, *, problem: str = ""
 ) -> None:
     """End a tuning that still runs, and save the draft with it.
 
     Behind a version that was saved meanwhile it becomes a separate plan.
     """
     with transaction.atomic():
-        rows = Tuning.objects.select_for_update().filter(pk=tuning.pk, state=TuningState.RUNNING)
+        rows = Tuning.running().select_for_update().filter(pk=tuning.pk)
         is_ended = bool(rows.update(state=state, ended_at=now(), problem=problem))
         if is_ended and draft is not None:
             owner = draft.owner
@@ -510,51 +483,5 @@ def _end(
                 problem = f"{problem} {SEPARATE}".strip()
             Tuning.objects.filter(pk=tuning.pk).update(result=saved, problem=problem)
         if is_ended:
-            event_record(tuning, f"tuning.{state}", ACTOR)
+            tuning.event(state, Tuning.ACTOR)
     tuning.refresh_from_db()
-
-
-# Stop and delete
-
-
-def tuning_stop(*, tuning: Tuning, by: User) -> Tuning:
-    """Stop the trial of a tuning that runs, and start no other; what was measured stays.
-
-    Raises:
-        ConflictProblem: it has ended.
-    """
-    with transaction.atomic():
-        rows = Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING)
-        if not rows.update(state=TuningState.STOPPED, ended_at=now()):
-            raise ConflictProblem(
-                "not_running",
-                f"The tuning of {tuning.name} has ended, so it cannot be stopped.",
-            )
-        event_record(tuning, "tuning.stopped", by.get_username())
-    running = tuning.trials.filter(state=TrialState.RUNNING).select_related("job")
-    for trial in running:
-        if trial.job is not None and trial.job.state not in FINAL_STATES:
-            job_stop(job=trial.job, by=by.get_username(), reason=Reason.STOPPED_BY_USER)
-    tuning.refresh_from_db()
-    return tuning
-
-
-def tuning_delete(*, tuning: Tuning, by: User) -> None:
-    """Take an ended tuning out of the lists; its jobs and its version of the plan stay.
-
-    Raises:
-        ConflictProblem: it has not ended, or a job of it has not.
-        NotFoundProblem: another call has deleted it.
-    """
-    with transaction.atomic():
-        row = Tuning.objects.select_for_update().filter(pk=tuning.pk).first()
-        if row is None:
-            raise NotFoundProblem("gone", f"The tuning of {tuning.name} is deleted already.")
-        live = row.trials.filter(state=TrialState.RUNNING, job__isnull=False)
-        live = live.exclude(job__state__in=FINAL_STATES)
-        if row.state == TuningState.RUNNING or live.exists():
-            raise ConflictProblem(
-                "still_live", f"The tuning of {row.name} has not ended. Stop it, then delete it."
-            )
-        event_record(row, "tuning.deleted", by.get_username(), detail={"name": row.name})
-        row.delete()

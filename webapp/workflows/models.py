@@ -2,24 +2,13 @@
 
 from typing import Any
 
-from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
 from runners.jobspec.base import NAME_LENGTH
 from runners.plans.workflow import STEP_TITLES
-from webapp.accounts.models import AccessToken, TeamOwned
-from webapp.core.ids import UlidModel
 from webapp.jobs.models import Job
-
-
-class WorkflowState(models.TextChoices):
-    """The states of a workflow; a failed or stopped one can be resumed."""
-
-    RUNNING = "running", "Running"
-    SUCCEEDED = "succeeded", "Succeeded"
-    FAILED = "failed", "Failed"
-    STOPPED = "stopped", "Stopped"
+from webapp.jobs.series import JobSeries, SeriesPart
 
 
 class StepState(models.TextChoices):
@@ -32,24 +21,15 @@ class StepState(models.TextChoices):
     STOPPED = "stopped", "Stopped"
 
 
-class Workflow(TeamOwned):
-    """Steps that follow one another; ``token`` is the one that started it, whose budget counts."""
+class Workflow(JobSeries):
+    """Steps that follow one another; a failed or stopped workflow can be resumed."""
 
-    owner = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
-    )
-    token = models.ForeignKey(
-        AccessToken, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
-    )
-    name = models.CharField(max_length=NAME_LENGTH)
+    PARTS = "steps"
+    ACTOR = "system:workflows"
+
     document = models.JSONField()  # runners.plans.workflow.WorkflowDocument, as it was sent
-    state = models.CharField(max_length=16, choices=WorkflowState, default=WorkflowState.RUNNING)
-    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
-    created_at = models.DateTimeField(auto_now_add=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
 
-    class Meta:
-        ordering = ["-created_at", "-id"]
+    class Meta(JobSeries.Meta):
         indexes = [
             models.Index(fields=["team", "-created_at", "-id"], name="workflows_listed"),
             models.Index(
@@ -57,11 +37,8 @@ class Workflow(TeamOwned):
             ),
         ]
 
-    def __str__(self) -> str:
-        return self.name
 
-
-class WorkflowStep(UlidModel):
+class WorkflowStep(SeriesPart):
     """One job of a workflow, made when the step before it has ended.
 
     Several rows at one ``position`` are the jobs of a sweep; ``settings`` are its values.
@@ -93,6 +70,10 @@ class WorkflowStep(UlidModel):
 
     def __str__(self) -> str:
         return self.title
+
+    def unchanged(self) -> "models.QuerySet[WorkflowStep]":
+        """Return the row if it is at this try."""
+        return super().unchanged().filter(tries=self.tries)
 
     @property
     def title(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from django.contrib.auth.models import User
@@ -17,36 +17,30 @@ from runners.shared.reasons import Reason
 from webapp.accounts.models import Role, Team
 from webapp.accounts.services import has_role
 from webapp.accounts.tokens import acting_as, acting_token
-from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
 from webapp.core.problems import (
-    BusyProblem,
     ConflictProblem,
-    NotFoundProblem,
     Problem,
-    UnavailableProblem,
 )
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState
+from webapp.jobs.series import PASSING, SeriesState, advance_each, series_stop
 from webapp.jobs.services import is_resumable, job_clone, job_resume, job_stop, job_submit
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer, plan_keep
-from webapp.plans.repositories import UnreachableError
 from webapp.wizard.documents import document_parse, draft_of_document
-from webapp.workflows.models import StepState, Workflow, WorkflowState, WorkflowStep
+from webapp.workflows.models import StepState, Workflow, WorkflowStep
 from webapp.workflows.planning import PlannedStep, workflow_plan
 
 log = structlog.get_logger(__name__)
-ACTOR = "system:workflows"
 REPORT_TIME = timedelta(seconds=30)  # until its host has reported what it left
 ROLE = Role.PRACTITIONER  # that a person needs to launch
 ENDS = {JobState.SUCCEEDED: StepState.SUCCEEDED, JobState.STOPPED: StepState.STOPPED}
-PASSING = (BusyProblem, UnavailableProblem, UnreachableError)
 FAULT = (
     "Slipway failed while it started this step; its log says where. Resume the workflow to try "
     "again."
@@ -82,7 +76,7 @@ def workflow_start(
     Raises:
         Problem: a step cannot be planned or launched, or the job service refuses the first one.
     """
-    if existing := _of_key(team, idempotency_key):
+    if existing := Workflow.of_key(team, idempotency_key):
         return Started(existing, None)
     planned = workflow_plan(team, by, document, first)
     key = new_key() if any(each.is_endpoint for each in planned) else None
@@ -93,7 +87,7 @@ def workflow_start(
             for step, each in zip(workflow.steps.filter(position=0), begin, strict=True):
                 _launch_plan(step, each.plan, by)
     except IntegrityError:
-        if existing := _of_key(team, idempotency_key):
+        if existing := Workflow.of_key(team, idempotency_key):
             return Started(existing, None)
         raise
     return Started(workflow, key)
@@ -125,10 +119,6 @@ def workflow_of(
     return workflow, steps
 
 
-def _of_key(team: Team, key: str | None) -> Workflow | None:
-    return Workflow.objects.filter(team=team, idempotency_key=key).first() if key else None
-
-
 def _store(
     team: Team,
     by: User,
@@ -143,7 +133,7 @@ def _store(
     for step, each in zip(steps, planned, strict=True):
         step.key_hashes = list(hashes_of(key)) if key and each.is_endpoint else []
         step.save(force_insert=True)
-    event_record(workflow, "workflow.started", by.get_username(), detail={"steps": len(planned)})
+    workflow.event("started", by.get_username(), steps=len(planned))
     return workflow
 
 
@@ -152,16 +142,11 @@ def _store(
 
 def advance_all() -> int:
     """Advance every workflow that runs, and return their number; each failure is its own."""
-    rows = list(Workflow.objects.filter(state=WorkflowState.RUNNING).order_by("id"))
-    for workflow in rows:
-        try:
-            workflow_advance(workflow)
-        except Exception:  # the next round tries again; the others go on
-            log.warning("workflow not advanced", workflow=workflow.pk, exc_info=True)
+    num_running = advance_each(Workflow, workflow_advance)
     ending = WorkflowStep.objects.filter(state=StepState.RUNNING, job__state__in=FINAL_STATES)
-    for step in ending.exclude(workflow__state=WorkflowState.RUNNING).select_related("job"):
+    for step in ending.exclude(workflow__state=SeriesState.RUNNING).select_related("job"):
         _settle(step)  # its workflow was stopped before it
-    return len(rows)
+    return num_running
 
 
 def workflow_advance(workflow: Workflow) -> None:
@@ -184,9 +169,9 @@ def workflow_advance(workflow: Workflow) -> None:
             return
         if not any(each.state == StepState.SUCCEEDED for each in group):
             stopped = all(each.state == StepState.STOPPED for each in group)
-            _end(workflow, WorkflowState.STOPPED if stopped else WorkflowState.FAILED)
+            _end(workflow, SeriesState.STOPPED if stopped else SeriesState.FAILED)
             return
-    _end(workflow, WorkflowState.SUCCEEDED)
+    _end(workflow, SeriesState.SUCCEEDED)
 
 
 def _settle(step: WorkflowStep) -> None:
@@ -200,17 +185,7 @@ def _settle(step: WorkflowStep) -> None:
         state = StepState.SUCCEEDED  # an endpoint has done its work when somebody stops it
     else:
         state = ENDS.get(JobState(job.state), StepState.FAILED)
-    _change(step, StepState.RUNNING, state=state)
-
-
-def _change(step: WorkflowStep, source: StepState, **fields: Any) -> bool:
-    """Change a step that is still in a state and at its try; return whether it was."""
-    rows = WorkflowStep.objects.filter(pk=step.pk, state=source, tries=step.tries)
-    if not rows.update(**fields):
-        return False
-    for name, value in fields.items():
-        setattr(step, name, value)
-    return True
+    step.change(StepState.RUNNING, state=state)
 
 
 def _start(
@@ -222,21 +197,21 @@ def _start(
     nothing is tried again and again unseen.
     """
     for step in waiting:
-        if not Workflow.objects.filter(pk=workflow.pk, state=WorkflowState.RUNNING).exists():
+        if not workflow.still_runs():
             return
         try:
             _launch(workflow, step, before)
         except PASSING as problem:
-            _change(step, StepState.WAITING, problem=str(problem))
+            step.change(StepState.WAITING, problem=str(problem))
         except (DraftProblem, Problem) as problem:
             is_passing = isinstance(problem, DraftProblem) and problem.is_passing
             state = StepState.WAITING if is_passing else StepState.FAILED
-            _change(step, StepState.WAITING, state=state, problem=str(problem))
+            step.change(StepState.WAITING, state=state, problem=str(problem))
         except (OperationalError, InterfaceError, IntegrityError):
             raise  # locked, gone, or another call's: the next round
         except Exception:
             log.exception("step not started", step=step.pk, workflow=workflow.pk)
-            _change(step, StepState.WAITING, state=StepState.FAILED, problem=FAULT)
+            step.change(StepState.WAITING, state=StepState.FAILED, problem=FAULT)
 
 
 def _launch(workflow: Workflow, step: WorkflowStep, before: Sequence[WorkflowStep]) -> None:
@@ -311,19 +286,17 @@ def _job_name(step: WorkflowStep) -> str:
 
 def _follow(step: WorkflowStep, job: Job) -> None:
     """Let a step follow a job; if the workflow was stopped meanwhile, stop it."""
-    if not _change(step, StepState.WAITING, state=StepState.RUNNING, job=job, problem=""):
+    if not step.change(StepState.WAITING, state=StepState.RUNNING, job=job, problem=""):
         return
-    running = Workflow.objects.filter(pk=step.workflow_id, state=WorkflowState.RUNNING)
-    if not running.exists():
-        job_stop(job=job, by=ACTOR)
+    if not step.workflow.still_runs():
+        job_stop(job=job, by=Workflow.ACTOR)
 
 
-def _end(workflow: Workflow, state: WorkflowState) -> None:
-    rows = Workflow.objects.filter(pk=workflow.pk, state=WorkflowState.RUNNING)
+def _end(workflow: Workflow, state: SeriesState) -> None:
     with transaction.atomic():
-        if rows.update(state=state, ended_at=now()):
+        if Workflow.running().filter(pk=workflow.pk).update(state=state, ended_at=now()):
             workflow.state = state
-            event_record(workflow, f"workflow.{state}", ACTOR)
+            workflow.event(state, Workflow.ACTOR)
 
 
 # The model that a step leaves to the next one
@@ -369,51 +342,12 @@ def quality_of(step: WorkflowStep) -> float:
 # Stop and resume
 
 
-def workflow_stop(*, workflow: Workflow, by: User) -> Workflow:
-    """Stop the jobs of a workflow that run, and start none of those that wait.
-
-    Raises:
-        ConflictProblem: it has ended.
-    """
-    with transaction.atomic():
-        rows = Workflow.objects.filter(pk=workflow.pk, state=WorkflowState.RUNNING)
-        if not rows.update(state=WorkflowState.STOPPED, ended_at=now()):
-            raise ConflictProblem(
-                "not_running",
-                f"{workflow.name} has ended, so it cannot be stopped. Resume it to go on with it.",
-            )
-        event_record(workflow, "workflow.stopped", by.get_username())
-    running = workflow.steps.filter(state=StepState.RUNNING).select_related("job")
-    for step in running:
-        job = step.job
-        if job is not None and job.state not in FINAL_STATES:
-            job_stop(job=job, by=by.get_username(), reason=Reason.STOPPED_BY_USER)
-    workflow.refresh_from_db()
-    return workflow
+def workflow_stop(workflow: Workflow, by: User) -> Workflow:
+    """Stop what runs of a workflow, and start nothing else of it (``series_stop``)."""
+    return series_stop(workflow, by, way_out="Resume it to go on with it.")
 
 
-def workflow_delete(*, workflow: Workflow, by: User) -> None:
-    """Take an ended workflow out of the lists; its jobs, models and plans stay.
-
-    Raises:
-        ConflictProblem: it has not ended, or a job of it has not.
-        NotFoundProblem: another call has deleted it.
-    """
-    with transaction.atomic():
-        row = Workflow.objects.select_for_update().filter(pk=workflow.pk).first()
-        if row is None:
-            raise NotFoundProblem("gone", f"{workflow.name} is deleted already.")
-        live = row.steps.filter(state=StepState.RUNNING, job__isnull=False)
-        live = live.exclude(job__state__in=FINAL_STATES)
-        if row.state == WorkflowState.RUNNING or live.exists():
-            raise ConflictProblem(
-                "still_live", f"{row.name} has not ended. Stop it, then delete it."
-            )
-        event_record(row, "workflow.deleted", by.get_username(), detail={"name": row.name})
-        row.delete()
-
-
-def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
+def workflow_resume(workflow: Workflow, by: User) -> Workflow:
     """Go on with a failed or stopped workflow: what has succeeded stays.
 
     A step that has not succeeded goes on from what its job left on the host, or starts anew. The
@@ -423,7 +357,7 @@ def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
         ConflictProblem: it runs, or has succeeded; or its model is gone.
         Problem: the job service refuses.
     """
-    if workflow.state not in {WorkflowState.FAILED, WorkflowState.STOPPED}:
+    if workflow.state not in {SeriesState.FAILED, SeriesState.STOPPED}:
         raise ConflictProblem(
             "not_resumable",
             f"{workflow.name} is {workflow.get_state_display().lower()}; only one that failed or "
@@ -440,12 +374,12 @@ def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
     with transaction.atomic():
         rows = Workflow.objects.filter(pk=workflow.pk, state=workflow.state)
         taken = {"owner": by, "token": acting_token()}  # whose budget counts from here on
-        if not rows.update(state=WorkflowState.RUNNING, ended_at=None, **taken):
+        if not rows.update(state=SeriesState.RUNNING, ended_at=None, **taken):
             raise ConflictProblem("not_resumable", f"{workflow.name} was resumed meanwhile.")
         for step in steps:
             if step.state in {StepState.FAILED, StepState.STOPPED}:
                 _again(step, by)
-        event_record(workflow, "workflow.resumed", by.get_username())
+        workflow.event("resumed", by.get_username())
     workflow.refresh_from_db()
     workflow_advance(workflow)
     workflow.refresh_from_db()

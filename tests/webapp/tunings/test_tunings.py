@@ -21,9 +21,10 @@ from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import BusyProblem, InvalidProblem, Problem
-from webapp.jobs import launching
+from webapp.jobs import launching, series
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, JobState
+from webapp.jobs.series import series_delete, series_stop
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, plan_keep
 from webapp.plans.saving import draft_begun_from, listed_plans
@@ -36,9 +37,7 @@ from webapp.tunings.services import (
     candidates_of,
     search_of,
     tuning_advance,
-    tuning_delete,
     tuning_start,
-    tuning_stop,
 )
 from webapp.wizard.documents import document_parse, draft_of_document
 
@@ -285,14 +284,14 @@ def test_a_killed_ticker_goes_on_and_each_trial_has_one_job(team, alice, host, m
 def test_a_stopped_tuning_starts_nothing_more_and_ended_ones_are_deleted(team, alice, host):
     tuning = started(team, alice)
     with pytest.raises(Problem, match="has not ended"):
-        tuning_delete(tuning=tuning, by=alice)
-    tuning_stop(tuning=tuning, by=alice)
+        series_delete(tuning, alice)
+    series_stop(tuning, alice)
     advance_all()
     assert (tuning.state, Job.objects.get().state) == ("stopped", "stopped")
     assert trials(tuning) == [(0, "withdrawn")]
     with pytest.raises(Problem, match="has ended"):
-        tuning_stop(tuning=tuning, by=alice)
-    tuning_delete(tuning=tuning, by=alice)
+        series_stop(tuning, alice)
+    series_delete(tuning, alice)
     assert (Tuning.objects.count(), Job.objects.count()) == (0, 1)
     left = started(team, alice)
     Membership.objects.filter(user=alice).delete()
@@ -426,17 +425,17 @@ def test_a_hanging_collective_is_tried_once_more(team, alice, host):
 
 def test_the_end_is_one_step(team, alice, host, monkeypatch):
     tuning = started(team, alice, trials=8)
-    record = services.event_record
+    record = series.event_record
 
     def killed(*args, **fields):
         raise OperationalError("gone")
 
-    monkeypatch.setattr(services, "event_record", killed)
+    monkeypatch.setattr(series, "event_record", killed)
     with pytest.raises(AssertionError, match="running"):
         end(tuning, rounds=9)
     num_plans = Plan.objects.filter(deleted_at=None).count()
     assert (tuning.state, tuning.result, num_plans) == ("running", None, 1)
-    monkeypatch.setattr(services, "event_record", record)
+    monkeypatch.setattr(series, "event_record", record)
     newer = draft_begun_from(tuning.plan, alice)
     newer.document = newer.document.model_copy(update={"objective": "memory"})
     plan_compute(newer)
@@ -453,7 +452,7 @@ def test_the_end_is_one_step(team, alice, host, monkeypatch):
     stopped = started(team, alice, trials=8)
 
     def stop(*args):
-        tuning_stop(tuning=stopped, by=alice)
+        series_stop(stopped, alice)
         return planned_version(*args)
 
     monkeypatch.setattr(services, "_version", stop)
@@ -471,7 +470,7 @@ def test_a_stop_beside_a_launch_leaves_no_job(team, alice, host):
     other = started(team, alice)
     trial = services._next_trial(other, 1, 1)
     prepared = services._prepared(other, candidates_of(other)[1], 600.0)
-    tuning_stop(tuning=other, by=alice)
+    series_stop(other, alice)
     services._queue(other, trial, prepared)
     assert not Job.objects.filter(idempotency_key=trial.key).exists()
 

@@ -131,27 +131,27 @@ def test_a_step_that_fails_ends_the_workflow_and_is_resumed_with_what_was_done(t
     page = client_of(alice).get(f"/workflows/{workflow.pk}/").content.decode()
     assert FAILURE in unescape(page)
     trained, failed = jobs(workflow)
-    workflow_resume(workflow=workflow, by=alice)
+    workflow_resume(workflow, alice)
     assert workflow.state == "running"
     assert jobs(workflow)[0] == trained
     assert jobs(workflow)[1] != failed
     end(workflow)
     assert states(workflow) == ["succeeded", "succeeded", "running", "waiting"]
     with pytest.raises(Problem, match="only one that failed"):
-        workflow_resume(workflow=workflow, by=alice)
+        workflow_resume(workflow, alice)
 
 
 def test_a_stopped_workflow_starts_nothing_more(team, alice, host):
     workflow, _ = started(team, alice)
-    workflow_stop(workflow=workflow, by=alice)
+    workflow_stop(workflow, alice)
     workflow_advance(Workflow.objects.get())
     advance_all()
     assert jobs(workflow)[0].state == "stopped"
     assert (workflow.state, states(workflow)[0]) == ("stopped", "stopped")
     assert Job.objects.count() == 1
     with pytest.raises(Problem, match="has ended"):
-        workflow_stop(workflow=workflow, by=alice)
-    workflow_resume(workflow=workflow, by=alice)
+        workflow_stop(workflow, alice)
+    workflow_resume(workflow, alice)
     assert states(workflow)[0] == "running"
     assert Job.objects.count() == 2
     kinds = set(Event.objects.filter(subject=workflow.pk).values_list("kind", flat=True))
