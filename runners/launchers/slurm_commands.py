@@ -5,10 +5,10 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from runners.launchers.scheduler import Phase, SchedulerError, SchedulerUnreachableError
 from runners.shared.facts import PartitionFacts, SchedulerFacts, SlurmConfig
 from runners.shared.log_text import last_line, lines_of, shortened
 
@@ -24,20 +24,12 @@ UNREACHABLE_MESSAGES = (
 )  # fmt: skip
 
 
-class SlurmError(Exception):
+class SlurmError(SchedulerError):
     """A Slurm program failed; the text is its error message."""
 
 
-class SlurmUnreachableError(SlurmError):
+class SlurmUnreachableError(SlurmError, SchedulerUnreachableError):
     """Slurm does not answer: the state of its jobs is unknown."""
-
-
-class Phase(StrEnum):
-    """The phase of a job, independent of Slurm's state names."""
-
-    WAITING = "waiting"
-    ACTIVE = "active"
-    ENDED = "ended"
 
 
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",

@@ -68,10 +68,10 @@ DOORBELL_STOP_SECONDS = 5.0  # agent for its Celery worker; ``up`` gives the age
 ENGINE_START_SECONDS = 1800.0  # endpoint for the engine that it starts
 BENCHMARKED_ENDPOINT_START_SECONDS = 1860.0  # a load benchmark for the endpoint that it started
 
-# Slurm: its nodes see a shared folder late, and it ends a job at its limit whatever the job does.
-SLURM_SETTLE_SECONDS = scale_duration(30.0, least=2.0)  # until a folder shows a node's writes
-SLURM_KILL_MARGIN_SECONDS = scale_duration(30.0, least=2.0)  # after the grace: job is cancelled
-SLURM_END_MARGIN_SECONDS = 30.0  # before Slurm's limit, the supervisor stops the job
+# A scheduler: nodes see a shared folder late, and a job ends at its limit whatever it does.
+SCHEDULER_SETTLE_SECONDS = scale_duration(30.0, least=2.0)  # until a folder shows a node's writes
+SCHEDULER_KILL_MARGIN_SECONDS = scale_duration(30.0, least=2.0)  # after the grace: it is killed
+SCHEDULER_END_MARGIN_SECONDS = 30.0  # before its limit, the supervisor stops the job
 
 # Doorbell: signed Celery messages from the server wake the agent.
 WORKER_PING_SECONDS = scale_duration(60.0, least=2.0)  # between the server's pings of a worker

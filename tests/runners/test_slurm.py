@@ -7,9 +7,9 @@ from runners.jobspec.generate import TensorSplit
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
+from runners.launchers.scheduler import Phase, job_name
 from runners.launchers.slurm import SlurmLauncher, render_script
 from runners.launchers.slurm_commands import (
-    Phase,
     SlurmError,
     SlurmJob,
     SlurmUnreachableError,
@@ -22,7 +22,7 @@ from runners.launchers.slurm_commands import (
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
-from runners.shared.timing import SLURM_END_MARGIN_SECONDS, SLURM_SETTLE_SECONDS
+from runners.shared.timing import SCHEDULER_END_MARGIN_SECONDS, SCHEDULER_SETTLE_SECONDS
 from runners.supervision import child
 from tests.runners.tools import Attempts
 
@@ -155,12 +155,12 @@ def launcher(told) -> SlurmLauncher:
 def folder(attempts: Attempts) -> AttemptFolder:
     """An attempt that was sent as job 17."""
     made = attempts.make()
-    child.write_json(made.path / slurm.TICKET, {"job_id": JOB, "name": slurm.job_name(made)})
+    child.write_json(made.path / SlurmLauncher.TICKET, {"job_id": JOB, "name": job_name(made)})
     return made
 
 
 def job(folder: AttemptFolder, state: str, detail: str = "") -> SlurmJob:
-    return SlurmJob(JOB, state, detail, slurm.job_name(folder), "n1")
+    return SlurmJob(JOB, state, detail, job_name(folder), "n1")
 
 
 def look(launcher: SlurmLauncher, folder: AttemptFolder, told: Told, seconds: float = 0.0) -> None:
@@ -171,7 +171,7 @@ def look(launcher: SlurmLauncher, folder: AttemptFolder, told: Told, seconds: fl
 def lose(launcher: SlurmLauncher, folder: AttemptFolder, told: Told) -> Verdict:
     """Let Slurm tell of the job's end, and wait for as long as a shared folder may take."""
     look(launcher, folder, told)
-    look(launcher, folder, told, SLURM_SETTLE_SECONDS + 1)
+    look(launcher, folder, told, SCHEDULER_SETTLE_SECONDS + 1)
     return launcher.verdict_of(folder)
 
 
@@ -183,7 +183,7 @@ def test_a_pending_job_waits_and_says_why_and_runs_before_its_supervisor_says_so
     assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm (job 17): Resources"
     told.queue = [job(folder, "RUNNING")]
-    look(launcher, folder, told, SLURM_SETTLE_SECONDS + 1)
+    look(launcher, folder, told, SCHEDULER_SETTLE_SECONDS + 1)
     assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
@@ -251,7 +251,7 @@ def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
 
 def test_the_supervisor_ends_a_job_before_slurm_would(launcher):
     document = launcher.adapt({"max_duration_seconds": None})
-    assert document["max_duration_seconds"] == 60 * 60 - SLURM_END_MARGIN_SECONDS
+    assert document["max_duration_seconds"] == 60 * 60 - SCHEDULER_END_MARGIN_SECONDS
     assert "CUDA_VISIBLE_DEVICES" in document["inherit"]
     assert "SLURM_NNODES" not in document["inherit"]
     document = launcher.adapt({"max_duration_seconds": 90.0})
@@ -292,7 +292,7 @@ def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, t
         (shared(folder, slots=3).model_copy(update={"gang": None}), ["--no-requeue", "--nodes=1"]),
     ]:
         child.write_json(folder.spec, request.model_dump(mode="json"))
-        (folder.path / slurm.TICKET).unlink(missing_ok=True)
+        (folder.path / SlurmLauncher.TICKET).unlink(missing_ok=True)
         launcher.launch(folder)
         assert sent[-1][-4:-2] == size
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runners.host.agent import Agent
-from runners.launchers import slurm
+from runners.launchers import scheduler
 from runners.launchers.launch import render_argv
 from runners.shared.config import Credential, HostDir
 from runners.shared.facts import SlurmConfig
@@ -51,9 +51,9 @@ def attempt_ids() -> list[str]:
 @pytest.fixture
 def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.config))
-    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
-    monkeypatch.setattr(slurm, "AWAY_SECONDS", 0.5)
-    monkeypatch.setattr(slurm, "SLURM_SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "SCHEDULER_SETTLE_SECONDS", 1.0)
     yield running_cluster
     running_cluster.run("scancel", "--user=root")
 
