@@ -96,8 +96,8 @@ class Agent:
         self.shipping = Shipping(host_dir, self.client, self._stream)
         self._shipping_loop = RepeatingThread("shipping", self.shipping.step)
         self.uploads = Uploads(host_dir, self.client, config)
-        self.bench = MicrobenchRunner(host_dir.path, bench_command or command_for(config.slurm))
-        self._shares_with_jobs = config.slurm is None  # the benchmark uses the jobs' CPU
+        self.bench = MicrobenchRunner(host_dir.path, bench_command or command_for(config))
+        self._shares_with_jobs = config.scheduler is None  # the benchmark uses the jobs' CPU
         self._host_dir = host_dir
         self._beat_seconds = min(credential.beat_seconds, config.max_beat_seconds)
         self._clock = clock

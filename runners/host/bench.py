@@ -35,7 +35,8 @@ from runners.jobspec.compress import WeightDtype
 from runners.jobspec.kinds import KINDS
 from runners.jobspec.train import LayoutOptions
 from runners.launchers import launch
-from runners.shared.facts import Microbench, SlurmConfig
+from runners.shared.config import HostConfig
+from runners.shared.facts import Microbench
 from runners.shared.log_text import last_line
 from runners.shared.messages import RunRequest
 
@@ -54,8 +55,17 @@ LOW_PRIORITY = 10
 log = logging.getLogger(__name__)
 
 
-def command_for(slurm: SlurmConfig | None) -> Sequence[str]:
-    """Return the benchmark's command; with Slurm it runs on a node, as jobs do."""
+# With which the client of Kubernetes finds its cluster: the benchmark's environment is its own.
+OF_CLUSTER = ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+
+
+def command_for(config: HostConfig) -> Sequence[str]:
+    """Return the benchmark's command; with a scheduler it runs on a node, as jobs do."""
+    if config.kubernetes:
+        named = [f"{name}={os.environ[name]}" for name in OF_CLUSTER if name in os.environ]
+        return ("env", *named, sys.executable, "-m", "runners.launchers.kubernetes_run", ".",
+                *COMMAND)  # fmt: skip
+    slurm = config.slurm
     if slurm is None:
         return COMMAND
     named = [f"SLURM_CONF={os.environ['SLURM_CONF']}"] if "SLURM_CONF" in os.environ else []

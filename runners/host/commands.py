@@ -19,7 +19,7 @@ from runners.host.reconcile import stop_all, summaries
 from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.prove import run as prove
-from runners.shared import facts
+from runners.shared import facts, kubernetes
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.shared.environment import NOT_USED, environment_lines, service_lines
 from runners.shared.facts import GpuFacts
@@ -229,6 +229,7 @@ PROBLEMS = (
     enrolment.EnrolmentError,
     enrolment.RotationError,
     facts.SlurmArgumentError,
+    kubernetes.KubernetesArgumentError,
 )
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is already running
@@ -284,13 +285,19 @@ def parser() -> argparse.ArgumentParser:
                 "--address", help="by which other hosts reach this one; default: its first"
             )
             facts.add(command)
+            kubernetes.add(command)
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    slurm = facts.read(options)
+    scheduler = kubernetes.read(options, options.dir) or facts.read(options)
     credential = enrolment.enroll(
-        HostDir(options.dir), options.server, options.token, options.name, options.address, slurm
+        HostDir(options.dir),
+        options.server,
+        options.token,
+        options.name,
+        options.address,
+        scheduler,
     )
     print(f"Enrolled as {credential.name} ({credential.host_id}) at {credential.server}")
     return 0

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from runners.host import inventory
 from runners.host.shipping import RefusedError, ServerClient
-from runners.launchers import slurm_commands
+from runners.launchers import kubernetes, slurm_commands
 from runners.launchers.launch import NoSuchAddressError, interface_of
 from runners.launchers.slurm_commands import SlurmError
 from runners.shared.addresses import AddressError, host_name, web_address
 from runners.shared.config import Credential, HostConfigError, HostDir, write_secret
 from runners.shared.facts import SlurmConfig
+from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.messages import (
     BeatReply,
     EnrollReply,
@@ -90,7 +91,7 @@ def enroll(
     token: str,
     name: str | None = None,
     address: str | None = None,
-    slurm: SlurmConfig | None = None,
+    scheduler: SlurmConfig | KubernetesConfig | None = None,
 ) -> Credential:
     """Exchange the token for a credential, write it, and return it.
 
@@ -98,8 +99,8 @@ def enroll(
     a second host. A busy server is retried after its Retry-After delay.
 
     Raises:
-        EnrolmentError: an address is invalid or not this host's, Slurm does not answer, or the
-            server rejected the token.
+        EnrolmentError: an address is invalid or not this host's, the scheduler does not answer, or
+            the server rejected the token.
         UnreachableError: the server does not answer.
     """
     try:
@@ -112,8 +113,10 @@ def enroll(
     host_dir.make()
     if address:
         _choose_address(host_dir, address)
-    if slurm:
-        _choose_slurm(host_dir, slurm)
+    if isinstance(scheduler, SlurmConfig):
+        _choose_slurm(host_dir, scheduler)
+    elif scheduler:
+        _choose_kubernetes(host_dir, scheduler)
     known = _known(host_dir)
     client = ServerClient(server, known.credential if known else None)
     request = EnrollRequest(
@@ -211,6 +214,16 @@ def _choose_slurm(host_dir: HostDir, slurm: SlurmConfig) -> None:
             "Run this on a machine on which `sinfo` answers, such as a login node."
         ) from None
     host_dir.save_slurm(slurm)
+
+
+def _choose_kubernetes(host_dir: HostDir, config: KubernetesConfig) -> None:
+    if problem := kubernetes.scheduler_facts(config).problem:
+        raise EnrolmentError(
+            f"--kubernetes: {problem}\n"
+            "The account needs create, get, list and delete of jobs, and list and delete of "
+            f"pods, in the namespace {config.namespace}."
+        )
+    host_dir.save_kubernetes(config)
 
 
 def _known(host_dir: HostDir) -> Credential | None:

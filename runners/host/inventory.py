@@ -17,11 +17,11 @@ import psutil
 from planner.specs.units import GIB
 from runners.devices import amd, nvidia, other, topology
 from runners.jobspec.engines import ENGINE_PACKAGES
-from runners.launchers.slurm_commands import scheduler_facts
+from runners.launchers import kubernetes, slurm_commands
 from runners.shared import machine
 from runners.shared.addresses import own_addresses
 from runners.shared.config import HostConfig
-from runners.shared.facts import GpuFacts, HostFacts
+from runners.shared.facts import GpuFacts, HostFacts, SchedulerFacts
 from runners.shared.machine import machine_id
 from runners.shared.messages import GpuLoad
 from runners.supervision import procfs
@@ -77,8 +77,14 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         first_gang_port=config.first_gang_port,
         last_gang_port=config.last_gang_port,
         job_memory_bytes=config.job_memory_bytes,
-        scheduler=scheduler_facts(config.slurm) if config.slurm else None,
+        scheduler=_scheduler(config),
     )
+
+
+def _scheduler(config: HostConfig) -> SchedulerFacts | None:
+    if config.slurm:
+        return slurm_commands.scheduler_facts(config.slurm)
+    return kubernetes.scheduler_facts(config.kubernetes) if config.kubernetes else None
 
 
 def os_name(path: Path) -> str:

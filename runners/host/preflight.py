@@ -309,7 +309,7 @@ def _checks(
     yield _packages(needs) if needs.environment == MAIN else _environment(needs, place)
     yield _disk(place)
     yield from _compiler(needs)
-    if place.config.slurm:  # Slurm manages the node's free resources
+    if place.config.scheduler:  # it manages the node's free resources
         yield from _sources(needs, place)
         return
     if blocking := _blocking(needs, place.leaving):
@@ -481,7 +481,7 @@ def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[Prefl
     yield yes("model", f"The model is there: {str(where)[:300]}.")
     roots = tuple(root.resolve() for root in place.model_roots)
     query = FolderQuery(Path(where), roots, place.host_dir.path, needs.context_tokens)
-    is_login_node = place.config.slurm is not None
+    is_login_node = place.config.scheduler is not None
     wanted = preflight_weights.EngineNeeds(needs.environment, needs.memory_bytes, is_login_node)
     yield from preflight_weights.checks(wanted, query)
 

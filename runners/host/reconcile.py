@@ -23,6 +23,7 @@ from runners.launchers.attempts import (
     attempt_folders,
     with_checkpoint,
 )
+from runners.launchers.kubernetes import KubernetesLauncher
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.shared.config import HostConfig, HostDir
@@ -210,7 +211,9 @@ class _Fetch(threading.Thread):
 
 def launcher(config: HostConfig, boot_id: str) -> Launcher:
     """Return the launcher of a host."""
-    return SlurmLauncher(config.slurm) if config.slurm else LocalLauncher(boot_id)
+    if config.slurm:
+        return SlurmLauncher(config.slurm)
+    return KubernetesLauncher(config.kubernetes) if config.kubernetes else LocalLauncher(boot_id)
 
 
 Render = Callable[[JobSpec, Path], list[str]]

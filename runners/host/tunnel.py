@@ -77,7 +77,7 @@ class Endpoints:
 
     def __init__(self, host_dir: HostDir) -> None:
         self._attempts = host_dir.attempts
-        self._has_nodes = host_dir.config().slurm is not None
+        self._has_nodes = host_dir.config().scheduler is not None
         self._boot_id = procfs.boot_id()
         self._known: dict[str, KnownEndpoint] = {}
         self._reading: dict[str, asyncio.Future[str]] = {}  # by attempt id: one for all requests

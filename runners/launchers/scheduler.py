@@ -29,6 +29,7 @@ from runners.supervision import child
 POLL_SECONDS = scale_duration(10.0, least=0.5)
 AWAY_SECONDS = scale_duration(30.0, least=0.5)
 LEAST_LIMIT_MINUTES = 2
+PREFIX = "slipway-"  # of our jobs' names
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,11 @@ class SchedulerLauncher(ABC):
             SchedulerError: there is no answer, or the job has ended.
         """
 
+    @staticmethod
+    def job_name(folder: AttemptFolder) -> str:
+        """Return the name of an attempt's job."""
+        return f"{PREFIX}{folder.attempt_id}"
+
     # Polling
 
     def refresh(self, folders: Sequence[AttemptFolder]) -> None:
@@ -187,7 +193,7 @@ class SchedulerLauncher(ABC):
         self._next_poll = self._clock() + AWAY_SECONDS
 
     def _job(self, folder: AttemptFolder) -> ScheduledJob | None:
-        return (self._jobs or {}).get(job_name(folder))
+        return (self._jobs or {}).get(self.job_name(folder))
 
     # Submitting
 
@@ -223,7 +229,7 @@ class SchedulerLauncher(ABC):
 
     def _send(self, folder: AttemptFolder) -> None:
         """Submit the job, or adopt the existing job of this name."""
-        name = job_name(folder)
+        name = self.job_name(folder)
         existing = self.list_jobs().get(name)
         if existing is None and (folder.path / child.STOP).exists():
             self._gone_since.setdefault(folder.attempt_id, -math.inf)
@@ -348,11 +354,6 @@ class SchedulerLauncher(ABC):
 
     def _ticket(self, folder: AttemptFolder) -> dict[str, Any] | None:
         return child.read_json(folder.path / self.TICKET)
-
-
-def job_name(folder: AttemptFolder) -> str:
-    """Return the name of an attempt's job."""
-    return f"slipway-{folder.attempt_id}"
 
 
 def _is_open(folder: AttemptFolder) -> bool:

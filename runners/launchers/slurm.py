@@ -17,7 +17,7 @@ from runners.jobspec import JobSpec, TrainSpec
 from runners.launchers import slurm_commands
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.launch import LaunchRefusedError
-from runners.launchers.scheduler import SchedulerLauncher, job_name
+from runners.launchers.scheduler import SchedulerLauncher
 from runners.launchers.slurm_commands import SlurmJob
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import RunRequest
@@ -99,7 +99,7 @@ class SlurmLauncher(SchedulerLauncher):
         document = child.read_json(folder.path / child.LAUNCH) or {}
         options = [
             *self._config.argv(),
-            f"--job-name={job_name(folder)}",
+            f"--job-name={self.job_name(folder)}",
             f"--chdir={folder.path}",
             "--output=slurm.out",
             "--open-mode=append",

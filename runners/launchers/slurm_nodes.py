@@ -3,13 +3,11 @@
 The batch job's supervisor starts this module on the first node. It starts the same module on
 the other nodes with one ``srun``, and torchrun on each node. The allocation names the nodes; the
 first is the rendezvous, on a port computed from the job's id and restart count, and every node
-learns its own address from its route to the first. All nodes share the attempt's folder: the first
-node's lead rank writes it, and the others' events are dropped.
+learns its own address from its route to the first (``runners.launchers.nodes``).
 """
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,11 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from runners.jobspec import TrainSpec
-from runners.launchers.attempts import AttemptFolder
-from runners.launchers.launch import gang_env, torchrun_argv
+from runners.launchers.nodes import become_torchrun, joined, ranks_environment, torchrun_of
 from runners.launchers.slurm_commands import SlurmError, node_address, node_names, requeue, run
-from runners.shared.messages import GANG_VARIABLE, Gang
+from runners.shared.messages import Gang
 from runners.shared.timing import scale_duration
 from runners.supervision import child
 
@@ -92,45 +88,15 @@ def srun_argv(allocation: Allocation, cpus_per_task: str, command: Sequence[str]
     ]
 
 
-def route_to(address: str, port: int) -> str:
-    """Return the address of this node from which it reaches another one; nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))
-        return str(probe.getsockname()[0])
-
-
-def joined(first: Gang, node_id: int) -> Gang:
-    """Return the part of a node that srun started, of which ``node_id`` counts from 0."""
-    own = route_to(first.master_address, first.master_port)
-    return first.model_copy(update={"node_rank": node_id + 1, "own_address": own})
-
-
-def _environment(gang: Gang) -> dict[str, str]:
-    """Return the environment of a node's ranks, which share the CPUs that Slurm gave it."""
-    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1"))
-    ours = {
-        GANG_VARIABLE: gang.model_dump_json(),
-        "OMP_NUM_THREADS": str(max(1, cpus // gang.num_processes)),
-    }
-    return os.environ | gang_env(gang) | ours
-
-
 def _join(folder: Path, first: Gang, program: Sequence[str]) -> None:
-    """Become this node's torchrun; its lead rank's events go nowhere."""
-    gang = joined(first, int(os.environ["SLURM_NODEID"]))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.set_inheritable(null, True)  # noqa: FBT003 - positional alone
-    argv = torchrun_argv([sys.executable, *program], gang, _spec(folder).parallel)
-    env = _environment(gang) | {child.EVENT_FD: str(null)}
-    os.execve(argv[0], argv, env)  # noqa: S606 - no shell
+    """Become this node's torchrun: srun's first task is the second node."""
+    gang = joined(first, int(os.environ["SLURM_NODEID"]) + 1)
+    become_torchrun(folder, gang, program, _num_cpus())
 
 
-def _spec(folder: Path) -> TrainSpec:
-    request = AttemptFolder(folder).request()
-    if request is None or not isinstance(request.spec, TrainSpec):
-        sys.exit(f"{folder}/spec.json is no training's")
-    return request.spec
+def _num_cpus() -> int:
+    """Return the CPUs that Slurm gave this node's part of the job."""
+    return int(os.environ.get("SLURM_CPUS_ON_NODE", "1"))
 
 
 class Nodes:
@@ -151,8 +117,8 @@ class Nodes:
         self._srun: subprocess.Popen[bytes] | None = None
         if self.allocation.num_nodes > 1:
             self._srun = _start(srun_argv(self.allocation, cpus, others), os.environ)
-        argv = torchrun_argv([sys.executable, *program], gang, _spec(folder).parallel)
-        self._torchrun = _start(argv, _environment(gang))
+        environment = ranks_environment(gang, _num_cpus())
+        self._torchrun = _start(torchrun_of(folder, gang, program), environment)
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_stopping = True

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,11 +15,13 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
 
 from runners.jobspec.base import IpAddress, Port
 from runners.shared.environment import creation_error
 from runners.shared.facts import SlurmConfig
+from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
 from runners.shared.timing import LONGEST_BEAT_SECONDS
 
@@ -82,6 +84,18 @@ class HostConfig(BaseModel):
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts
     last_gang_port: Port = 29499
     slurm: SlurmConfig | None = None  # if set, jobs run on Slurm's nodes
+    kubernetes: KubernetesConfig | None = None  # if set, jobs run in a cluster's pods
+
+    @model_validator(mode="after")
+    def _is_of_one_scheduler(self) -> Self:
+        if self.slurm and self.kubernetes:
+            raise ValueError("slurm and kubernetes are both set; a host has one scheduler")
+        return self
+
+    @property
+    def scheduler(self) -> SlurmConfig | KubernetesConfig | None:
+        """Return the settings of the scheduler that owns the machines of the jobs."""
+        return self.slurm or self.kubernetes
 
 
 class HostDir:
@@ -186,7 +200,16 @@ class HostDir:
         Raises:
             HostConfigError: config.json is there but is not valid.
         """
-        self._save({"slurm": slurm.model_dump(mode="json")})
+        self._save({"slurm": slurm.model_dump(mode="json"), "kubernetes": None})
+
+    def save_kubernetes(self, kubernetes: KubernetesConfig) -> None:
+        """Store the cluster's configuration in config.json.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        stated = kubernetes.model_dump(mode="json", exclude_defaults=True)
+        self._save({"kubernetes": stated, "slurm": None})
 
     def _save(self, changes: Mapping[str, object]) -> None:
         document = self.config().model_dump(mode="json", exclude_unset=True)

@@ -41,11 +41,12 @@ MAX_JOBS = 256  # in the scheduler at once; the server stores one device per job
 
 
 class PartitionFacts(Message):
-    """One partition of a cluster, or one node type in it."""
+    """One partition of a cluster, or one kind of node in it."""
 
     name: str
     is_up: bool
-    time_limit: str  # as Slurm writes it: days-hours:minutes:seconds, or infinite
+    # As Slurm writes it: days-hours:minutes:seconds, or infinite; "" in Kubernetes.
+    time_limit: str
     nodes: NonNegativeInt
     cpus_per_node: str = ""
     memory_mib: str = ""
@@ -55,7 +56,7 @@ class PartitionFacts(Message):
 class SchedulerFacts(Message):
     """The scheduler of a host, its partitions and the options of the host's jobs."""
 
-    kind: Literal["slurm"] = "slurm"
+    kind: Literal["slurm", "kubernetes"] = "slurm"
     version: str = ""
     options: dict[str, str] = Field(default_factory=dict)  # of every job
     time_limit_minutes: PositiveInt

@@ -7,7 +7,7 @@ from runners.jobspec.generate import TensorSplit
 from runners.launchers import slurm, slurm_commands
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
-from runners.launchers.scheduler import Phase, job_name
+from runners.launchers.scheduler import Phase
 from runners.launchers.slurm import SlurmLauncher, render_script
 from runners.launchers.slurm_commands import (
     SlurmError,
@@ -155,12 +155,14 @@ def launcher(told) -> SlurmLauncher:
 def folder(attempts: Attempts) -> AttemptFolder:
     """An attempt that was sent as job 17."""
     made = attempts.make()
-    child.write_json(made.path / SlurmLauncher.TICKET, {"job_id": JOB, "name": job_name(made)})
+    child.write_json(
+        made.path / SlurmLauncher.TICKET, {"job_id": JOB, "name": SlurmLauncher.job_name(made)}
+    )
     return made
 
 
 def job(folder: AttemptFolder, state: str, detail: str = "") -> SlurmJob:
-    return SlurmJob(JOB, state, detail, job_name(folder), "n1")
+    return SlurmJob(JOB, state, detail, SlurmLauncher.job_name(folder), "n1")
 
 
 def look(launcher: SlurmLauncher, folder: AttemptFolder, told: Told, seconds: float = 0.0) -> None:

@@ -294,7 +294,7 @@ def _driver(facts: dict[str, Any]) -> Check:
 
 def _gpus(facts: dict[str, Any]) -> Check:
     if facts.get("scheduler"):
-        return Check(GPUS, GOOD, "those of the nodes that Slurm gives a job")
+        return Check(GPUS, GOOD, "those of the nodes that the scheduler gives a job")
     if not facts.get("gpus"):
         unused = ", ".join(gpu["name"] for gpu in facts.get("other_gpus") or ())
         beside = f", not on {unused}" if unused else ""

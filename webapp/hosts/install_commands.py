@@ -55,6 +55,14 @@ def install_commands(server: str, token: str) -> list[InstallCommand]:
             "The agent stays on the login node and hands each job to Slurm with sbatch. Name your "
             "own partition and what a job gets of a node. The home folder must be shared.",
         ),
+        InstallCommand(
+            "kubernetes",
+            "Kubernetes",
+            f"{python} {enroll} --kubernetes --image IMAGE --volume-claim CLAIM --mount-path PATH "
+            f"--dir PATH/host && {python} work --dir PATH/host",
+            "The agent runs in a pod, or anywhere with kubeconfig and the volume, and makes each "
+            "job a Job of the cluster. IMAGE has this Python; CLAIM is a ReadWriteMany volume.",
+        ),
     ]
 
 

@@ -7,7 +7,8 @@ from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
-RUNS_JOBS = ("agent", "slurm")  # kinds of hosts that run jobs
+SCHEDULERS = ("slurm", "kubernetes")  # kinds of hosts that hand their jobs on
+RUNS_JOBS = ("agent", *SCHEDULERS)  # kinds of hosts that run jobs
 # Large JSON columns, deferred by queries over all hosts.
 DOCUMENTS = ("facts", "planned", "microbench", "calibration", "last_beat", "checks")
 
@@ -40,13 +41,18 @@ class Pool(TeamOwned):
 
 
 class Host(TeamOwned):
-    """A machine that runs jobs (``agent``), submits them to Slurm, or exists only in plans."""
+    """A machine that runs jobs (``agent``), hands them to a scheduler, or exists only in plans."""
 
     name = models.CharField(max_length=80)
     slug = models.SlugField(max_length=80, unique=True)
     kind = models.CharField(
         max_length=16,
-        choices=[("agent", "Agent"), ("slurm", "Slurm"), ("virtual", "Virtual")],
+        choices=[
+            ("agent", "Agent"),
+            ("slurm", "Slurm"),
+            ("kubernetes", "Kubernetes"),
+            ("virtual", "Virtual"),
+        ],
         default="agent",
     )
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
@@ -81,9 +87,14 @@ class Host(TeamOwned):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether a scheduler owns the machines on which its jobs run."""
+        return self.kind in SCHEDULERS
+
 
 class Device(UlidModel):
-    """A unit that a job holds while it runs: a GPU, a GPU-less host's CPU, or a Slurm slot.
+    """A unit that a job holds while it runs: a GPU, a GPU-less host's CPU, or a slot.
 
     A slot is the right to have one job in the scheduler that a host submits to.
     """

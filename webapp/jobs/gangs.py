@@ -198,8 +198,9 @@ def _required_bytes(job: Job) -> float | None:
 
 
 def _memory(job: Job, host: Host) -> Check:
-    if host.kind == "slurm":
-        return Check("memory", is_ok=True, sentence="Slurm gives the job memory of its own node.")
+    if host.has_scheduler:
+        words = f"{host.get_kind_display()} gives the job memory of its own node."
+        return Check("memory", is_ok=True, sentence=words)
     available = int(host.last_beat.get("memory_available_bytes") or 0)
     required = _required_bytes(job)
     if required is None:

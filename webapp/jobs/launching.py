@@ -459,7 +459,7 @@ def launchable_in(
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
     spread = launch_spread(question.document, launch, best)
-    if context.host.kind == "slurm" and question.pool is None:
+    if context.host.has_scheduler and question.pool is None:
         spec, spread = _on_slots(spec, spread)
     return Launchable(
         host=context.host,
@@ -475,7 +475,7 @@ def launchable_in(
 
 
 def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
-    """Return a job for a Slurm host: a slot for each node, and the ranks that a node gets."""
+    """Return a scheduler's job: a slot for each node, and the ranks that a node gets."""
     if isinstance(spec, TrainSpec):
         ranks = max(spec.parallel.processes_per_host, spread.devices_per_host)
         parallel = spec.parallel.model_copy(update={"processes_per_host": ranks})

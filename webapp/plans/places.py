@@ -204,7 +204,7 @@ def _cluster(
         if together:
             return cluster_for_pool(together, document.goal, plan.team, document.pins)
         cluster = cluster_for_host(host)
-        if document.goal in TRAINING_GOALS and host.kind == "slurm":  # a node for each slot
+        if document.goal in TRAINING_GOALS and host.has_scheduler:  # a node for each slot
             nodes = int(host.facts["scheduler"]["max_jobs"])
             cluster = cluster.model_copy(update={"nodes": nodes})
         return shared_processor(cluster, document.hardware)

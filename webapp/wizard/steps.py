@@ -372,8 +372,8 @@ def shape_words(shape: ModelSpec) -> str:
 def _host_choice(host: Host) -> HostChoice:
     if host.kind == "virtual":
         return HostChoice(f"host:{host.pk}", host, (), planned_words(host), Contact.UNKNOWN)
-    if host.kind == "slurm":
-        return HostChoice(f"host:{host.pk}", host, (), _slurm_words(host), contact_of(host))
+    if host.has_scheduler:
+        return HostChoice(f"host:{host.pk}", host, (), _scheduler_words(host), contact_of(host))
     gpus = host.facts.get("gpus") or []
     cells = tuple(f"{round(gpu['memory_bytes'] / 1024**3)}" for gpu in gpus)
     words = [f"{len(gpus)} {TIMES} {short_name(gpus[0]['name'])}" if gpus else "CPU only"]
@@ -388,11 +388,12 @@ def _has_several_gpus(host: Host) -> bool:
     return len(host.facts.get("gpus") or []) > 1
 
 
-def _slurm_words(host: Host) -> str:
-    """Return the Slurm options of a login node; its own processor is not the job's."""
+def _scheduler_words(host: Host) -> str:
+    """Return the options of a scheduler's jobs; the host's own processor is not theirs."""
     scheduler = host.facts.get("scheduler") or {}
     options = [f"{name} {value}" for name, value in (scheduler.get("options") or {}).items()]
-    return " · ".join([f"Slurm, {scheduler.get('max_jobs', 1)} jobs at once", *options])
+    most = f"{host.get_kind_display()}, {scheduler.get('max_jobs', 1)} jobs at once"
+    return " · ".join([most, *options])
 
 
 def _pool_choice(pool: Pool, hosts: Sequence[Host], team: Team) -> PoolChoice:

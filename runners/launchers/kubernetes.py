@@ -1,0 +1,215 @@
+"""Launches attempts as Jobs of a Kubernetes cluster: the supervisor is the first pod's process.
+
+How an attempt is tracked is the same for every scheduler (``runners.launchers.scheduler``). A
+training that holds several of this host's slots runs as an Indexed Job, one pod for each node.
+"""
+
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runners.jobspec import JobSpec, TrainSpec
+from runners.launchers import kubernetes_nodes
+from runners.launchers.attempts import AttemptFolder
+from runners.launchers.kubernetes_api import Api, KubernetesError
+from runners.launchers.kubernetes_objects import (
+    APP,
+    OF_JOB,
+    OURS,
+    REASONS,
+    PodJob,
+    Work,
+    job_object,
+    read_job,
+)
+from runners.launchers.launch import LaunchRefusedError
+from runners.launchers.scheduler import SchedulerLauncher
+from runners.shared.facts import PartitionFacts, SchedulerFacts
+from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.messages import RunRequest
+from runners.shared.reasons import Reason
+from runners.shared.timing import SCHEDULER_KILL_MARGIN_SECONDS, STOP_GRACE_SECONDS
+from runners.supervision import child, supervisor
+
+MAX_PARTITIONS = 256
+# Variables of the pod that the job inherits: its devices, and what NCCL and the node need.
+INHERIT = (
+    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST",
+    "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
+    kubernetes_nodes.ADDRESS,
+)  # fmt: skip
+# Labels that name what a node is, the most telling first.
+KINDS = (
+    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator",
+    "node.kubernetes.io/instance-type",
+)  # fmt: skip
+
+
+class KubernetesLauncher(SchedulerLauncher):
+    """Creates Jobs for attempts and tracks them."""
+
+    SCHEDULER = "Kubernetes"
+    TICKET = "kubernetes.json"
+    REASONS = REASONS
+
+    def __init__(
+        self, config: KubernetesConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(config.time_limit_minutes, clock)
+        self._config = config
+        self._api = Api(config)
+
+    def command(
+        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command, a training's over several ranks with the nodes' launcher before it.
+
+        Raises:
+            LaunchRefusedError: the attempt is part of a gang of hosts, or no training.
+        """
+        if request.gang is None:
+            return argv, {}
+        if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
+            raise LaunchRefusedError(
+                Reason.VERSION_INCOMPATIBLE,
+                "a Kubernetes host takes a training over several nodes alone, as one Job of "
+                "several of its slots; choose this host alone for a training, or another one",
+            )
+        python, *program = argv
+        ranks = str(self._config.gpus or request.gang.num_processes)
+        nodes = str(max(1, len(request.devices)))
+        return [python, "-m", kubernetes_nodes.__name__, str(folder), nodes, ranks, *program], {}
+
+    def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG002 - interface
+        """Return the variables of the pod that the job gets."""
+        return INHERIT
+
+    @staticmethod
+    def job_name(folder: AttemptFolder) -> str:
+        """Return the name of an attempt's Job: names in Kubernetes have no capitals."""
+        return SchedulerLauncher.job_name(folder).lower().replace("_", "-")
+
+    def list_jobs(self) -> Mapping[str, PodJob]:
+        """Return our Jobs by name."""
+        labels = f"{APP}={OURS}"
+        pods: dict[str, list[dict[str, Any]]] = {}
+        for pod in self._api.pods(labels):
+            pods.setdefault(pod["metadata"]["labels"].get(OF_JOB, ""), []).append(pod)
+        jobs = {job["metadata"]["name"]: job for job in self._api.jobs(labels)}
+        return {name: read_job(job, pods.get(name, ())) for name, job in jobs.items()}
+
+    def submit(self, folder: AttemptFolder) -> str:
+        """Create the Job of an attempt and return its name."""
+        document = child.read_json(folder.path / child.LAUNCH) or {}
+        request, name = folder.request(), self.job_name(folder)
+        nodes = max(1, len(request.devices)) if request and request.gang else 1
+        order = [str(folder.path), supervisor.STAY]
+        command = [sys.executable, "-S", "-E", supervisor.__file__, *order]
+        if nodes > 1:
+            command = [sys.executable, "-m", kubernetes_nodes.__name__, str(folder.path)]
+        work = Work(
+            name,
+            command,
+            str(folder.path),
+            60 * self.limit_minutes(document),
+            math.ceil(STOP_GRACE_SECONDS + SCHEDULER_KILL_MARGIN_SECONDS),
+            (os.getuid(), os.getgid()),
+            folder.attempt_id,
+            nodes,
+        )
+        self._api.create_job(job_object(work, self._config))
+        return name
+
+    def ended_job(self, job_id: str) -> PodJob | None:
+        """Return a Job that was not in the last list."""
+        job = self._api.job(job_id)
+        if job is None:
+            return None
+        return read_job(job, self._api.pods(f"{OF_JOB}={job_id}"))
+
+    def cancel_waiting(self, job_id: str) -> None:
+        """Delete a Job none of whose pods runs."""
+        self._api.delete_job(job_id)
+
+    def interrupt(self, job_id: str, grace_seconds: float) -> None:
+        """Delete a Job: its supervisor gets SIGTERM, and this time."""
+        self._api.delete_job(job_id, math.ceil(grace_seconds + SCHEDULER_KILL_MARGIN_SECONDS))
+
+    def kill(self, job_id: str) -> None:
+        """Delete the pods of a Job at once."""
+        self._api.kill_pods(f"{OF_JOB}={job_id}")
+
+
+# The facts about its cluster that a host reports.
+
+
+def scheduler_facts(config: KubernetesConfig) -> SchedulerFacts:
+    """Return the cluster's release and kinds of nodes; on failure the problem."""
+    api = Api(config)
+    facts = SchedulerFacts(
+        kind="kubernetes",
+        options=config.options,
+        time_limit_minutes=config.time_limit_minutes,
+        max_jobs=config.max_jobs,
+    )
+    try:
+        release = api.version()
+        api.jobs(f"{APP}={OURS}")  # whether its account may do what a launch needs
+    except KubernetesError as error:
+        return facts.model_copy(update={"problem": str(error)})
+    try:
+        kinds = node_kinds(api.nodes(), config.gpu_resource)
+    except KubernetesError:  # an account of one namespace may not list nodes
+        kinds = ()
+    return facts.model_copy(update={"version": release, "partitions": kinds})
+
+
+def node_kinds(nodes: Sequence[Mapping[str, Any]], resource: str) -> tuple[PartitionFacts, ...]:
+    """Return the cluster's nodes, counted by kind, capacity and whether they take pods."""
+    counted = Counter(_kind(node, resource) for node in nodes)
+    found = [fact.model_copy(update={"nodes": number}) for fact, number in counted.items()]
+    return tuple(sorted(found, key=lambda fact: fact.name)[:MAX_PARTITIONS])
+
+
+def _kind(node: Mapping[str, Any], resource: str) -> PartitionFacts:
+    labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
+    capacity = status.get("allocatable") or {}
+    ready = any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for each in status.get("conditions") or ()
+    )
+    gpus = str(capacity.get(resource, "0"))
+    return PartitionFacts(
+        name=next((labels[key] for key in KINDS if key in labels), "nodes"),
+        is_up=ready and not (node.get("spec") or {}).get("unschedulable"),
+        time_limit="",
+        nodes=1,
+        cpus_per_node=str(capacity.get("cpu", "")),
+        memory_mib=mebibytes(str(capacity.get("memory", ""))),
+        gres="" if gpus == "0" else f"{resource}:{gpus}",
+    )
+
+
+def mebibytes(quantity: str) -> str:
+    """Return a quantity of memory in MiB, or "" if it has another form.
+
+    >>> mebibytes("515940152Ki"), mebibytes("64Gi"), mebibytes("1073741824"), mebibytes("?")
+    ('503847', '65536', '1024', '')
+    """
+    units = {
+        "Ki": 2**10,
+        "Mi": 2**20,
+        "Gi": 2**30,
+        "Ti": 2**40,
+        "k": 10**3,
+        "M": 10**6,
+        "G": 10**9,
+    }
+    unit = next((each for each in units if quantity.endswith(each)), "")
+    number = quantity.removesuffix(unit)
+    return str(int(number) * units.get(unit, 1) // 2**20) if number.isdigit() else ""

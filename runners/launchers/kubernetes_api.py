@@ -1,0 +1,189 @@
+"""Our requests to a Kubernetes API server, by the official client (``slipway[kubernetes]``).
+
+Replies are read as JSON and not as the client's classes, which refuse what a newer server adds.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from runners.launchers.scheduler import SchedulerError, SchedulerUnreachableError
+from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.log_text import lines_of, shortened
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+TIMEOUT_SECONDS = 20.0
+MESSAGE_CHARACTERS = 500
+NOT_FOUND, CONFLICT, TOO_MANY = 404, 409, 429
+# Of these the same request may succeed later: no credential yet, a timeout, too many requests.
+PASSING = frozenset({401, 408, TOO_MANY})
+SERVER_FAULT = 500
+
+
+class KubernetesError(SchedulerError):
+    """The API server rejected a request; the text is its message."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class KubernetesUnreachableError(KubernetesError, SchedulerUnreachableError):
+    """The API server does not answer: the state of its jobs is unknown."""
+
+
+class Api:
+    """The requests of one host, in its namespace."""
+
+    def __init__(self, config: KubernetesConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def _client(self) -> "ApiClient":
+        """Return the client, by the pod's own account or else by kubeconfig.
+
+        Raises:
+            KubernetesUnreachableError: the library is not installed, or neither is there.
+        """
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise KubernetesUnreachableError(
+                "the Python package kubernetes is not installed: pip install 'slipway[kubernetes]'"
+            ) from None
+        settings = client.Configuration()
+        is_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not self._config.context
+        load = config.load_incluster_config if is_pod else config.load_kube_config
+        named = {
+            "config_file": os.environ.get("KUBECONFIG"),
+            "context": self._config.context or None,
+        }
+        chosen = {} if is_pod else named
+        try:
+            load(client_configuration=settings, **chosen)
+        except (config.ConfigException, OSError) as error:
+            raise KubernetesUnreachableError(f"no cluster is set up here: {error}") from None
+        settings.retries = False  # the next round asks again
+        return client.ApiClient(settings)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Make one request and return the reply's object.
+
+        Raises:
+            KubernetesUnreachableError: there is no answer, or one that a moment may mend.
+            KubernetesError: the server rejects it.
+        """
+        api = self._client
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            reply = api.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+            found = json.loads(reply.data)
+        except ApiException as refusal:
+            raise _error_of(refusal.status or 0, refusal.body, str(refusal.reason)) from None
+        except (HTTPError, OSError) as error:
+            raise KubernetesUnreachableError(_one_line(str(error))) from None
+        except ValueError:
+            raise KubernetesUnreachableError("the API server's reply is no JSON") from None
+        return cast("dict[str, Any]", found)
+
+    # Jobs
+
+    @property
+    def _jobs(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self._config.namespace}/jobs"
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self._config.namespace}/pods"
+
+    def jobs(self, labels: str) -> list[dict[str, Any]]:
+        """Return the Jobs with these labels."""
+        return list(self.request("GET", self._jobs, query={"labelSelector": labels})["items"])
+
+    def pods(self, labels: str) -> list[dict[str, Any]]:
+        """Return the pods with these labels."""
+        return list(self.request("GET", self._pods, query={"labelSelector": labels})["items"])
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        """Return a Job, or None if there is none of this name."""
+        try:
+            return self.request("GET", f"{self._jobs}/{name}")
+        except KubernetesUnreachableError:
+            raise
+        except KubernetesError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    def create_job(self, job: Mapping[str, Any]) -> None:
+        """Create a Job; one of this name that is there already is ours."""
+        try:
+            self.request("POST", self._jobs, query={"fieldValidation": "Strict"}, body=job)
+        except KubernetesUnreachableError:
+            raise
+        except KubernetesError as error:
+            if error.status != CONFLICT:
+                raise
+
+    def delete_job(self, name: str, grace_seconds: int | None = None) -> None:
+        """Delete a Job; its pods get SIGTERM, and SIGKILL after their grace."""
+        body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1",
+                                "propagationPolicy": "Foreground"}  # fmt: skip
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        self.request("DELETE", f"{self._jobs}/{name}", body=body)
+
+    def kill_pods(self, labels: str) -> None:
+        """End pods at once."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+        self.request("DELETE", self._pods, query={"labelSelector": labels}, body=body)
+
+    # Facts
+
+    def version(self) -> str:
+        """Return the server's release, such as v1.34.1."""
+        return str(self.request("GET", "/version").get("gitVersion", ""))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the cluster's nodes; the account may not be allowed to list them."""
+        return list(self.request("GET", "/api/v1/nodes")["items"])
+
+
+def _error_of(status: int, body: object, reason: str) -> KubernetesError:
+    """Return the error of a reply: the API's Status objects have a sentence."""
+    message = reason
+    try:
+        document = json.loads(cast("str | bytes", body or "{}"))
+        message = str(document.get("message") or reason)
+    except (ValueError, AttributeError):
+        pass
+    is_passing = status in PASSING or status >= SERVER_FAULT or not status
+    words = _one_line(message or f"status {status}")
+    return (KubernetesUnreachableError if is_passing else KubernetesError)(words, status)
+
+
+def _one_line(text: str) -> str:
+    return shortened(" ".join(filter(None, map(str.strip, lines_of(text)))), MESSAGE_CHARACTERS)
