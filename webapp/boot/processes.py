@@ -21,6 +21,7 @@ from runners.shared.log_text import character_at, last_line, lines_of
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+RELIEF_S = 30.0  # that what a dead child left serves on at most (``webapp.core.handover``)
 STEADY_AFTER_S = 30.0  # the restart pause is reset for a child that ran this long
 LOG_CAP_BYTES = 5_000_000
 LINE_BYTES = 64 * 1024  # of a cut line, that may be left out
@@ -32,7 +33,8 @@ class Child:
     """One supervised process; ``grace_s`` is the time between SIGTERM and SIGKILL.
 
     Children of a higher ``stage`` are stopped first; ``prepare`` runs before each start;
-    ``descriptors`` are files that the child has open from its start.
+    ``descriptors`` are files that the child has open from its start. If ``is_relieved``, what a
+    dead one had started serves on until the next one, told of it by ``--after GROUP``, ends it.
     """
 
     name: str
@@ -42,6 +44,9 @@ class Child:
     environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[], None] = lambda: None
     descriptors: tuple[int, ...] = ()
+    is_relieved: bool = False
+    left: int | None = None  # the process group of a dead one that serves on
+    left_until: float = 0.0  # monotonic; afterwards its number may be another's
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     start_again_at: float | None = None
@@ -102,6 +107,7 @@ class ProcessGroup:
                 if child.process is not None:
                     _end_group(child.process.pid, child.process.poll, child.grace_s, hurry)
                     child.process.wait()
+                _end_left(child)
         self.children = [child for child in self.children if child not in leaving]
         if self.children:
             return
@@ -125,8 +131,9 @@ class ProcessGroup:
         try:
             child.prepare()
             with ExitStack() as stack:
+                after = [] if child.left is None else ["--after", str(child.left)]
                 child.process = subprocess.Popen(
-                    child.command,
+                    child.command + after,
                     stdin=subprocess.DEVNULL,
                     stdout=self._open_log(child, stack),
                     stderr=subprocess.STDOUT,
@@ -159,7 +166,11 @@ class ProcessGroup:
 
     def _schedule_restart(self, child: Child, process: subprocess.Popen[bytes]) -> str:
         """Schedule the restart of a dead child; the pause doubles while it keeps dying early."""
-        _signal_group(process.pid, signal.SIGKILL)  # remaining processes of its group
+        if child.is_relieved:
+            _end_left(child)
+            child.left, child.left_until = process.pid, time.monotonic() + RELIEF_S
+        else:
+            _signal_group(process.pid, signal.SIGKILL)  # remaining processes of its group
         lived_s = time.monotonic() - child.started_at
         if lived_s >= STEADY_AFTER_S:
             child.pause_s = FIRST_PAUSE_S
@@ -252,6 +263,12 @@ def _end_group(
     while poll() is None and time.monotonic() < deadline and not hurry():
         time.sleep(POLL_S)
     _signal_group(pid, signal.SIGKILL)
+
+
+def _end_left(child: Child) -> None:
+    if child.left is not None and time.monotonic() < child.left_until:
+        _signal_group(child.left, signal.SIGKILL)
+    child.left = None
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -452,6 +452,7 @@ class Site:
             front.command(name, proxies),
             environment=own,
             descriptors=front.descriptors(name),
+            is_relieved=name == GATEWAY,
         )
 
     def _listen(self) -> Front:

@@ -15,7 +15,8 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import structlog
@@ -30,6 +31,7 @@ DECIDING_BYTES = 512  # of a request, in which its target begins at the latest
 MESSAGE_BYTES = 32 * 1024  # with a descriptor; a longer beginning of a request goes as a file
 HANDOVER_SECONDS = 20.0  # that a full channel is tried again
 RETRY_SECONDS = 0.01
+RELIEF_SECONDS = 30.0  # that a server without its parent serves on, until the next one relieves it
 NOT_TAKEN = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"retry-after: 5\r\nconnection: close\r\ncontent-length: 65\r\n\r\n"
@@ -199,21 +201,46 @@ class SharedProtocol(HeaderDeadlineProtocol):
             self.transport.abort()  # closes the descriptor of this process alone
 
 
+class Fork(NamedTuple):
+    """What a server knows that is a fork of a process which has loaded everything.
+
+    ``parent`` is the end of a pipe whose other end that process has; ``starter`` is the process
+    that started it, ``relieves`` the process group of an earlier server without its parent.
+    """
+
+    parent: int
+    starter: int
+    relieves: int | None
+
+
 class SharingServer(uvicorn.Server):
     """A server that also takes the connections which the other process hands over."""
 
-    def __init__(self, config: uvicorn.Config, side: Side, parent: int | None = None) -> None:
-        """Set the server up; it ends when nobody has the other end of the pipe ``parent``."""
+    def __init__(self, config: uvicorn.Config, side: Side, fork: Fork | None = None) -> None:
+        """Set the server up, of a process by itself or of a fork."""
         super().__init__(config)
-        self._side, self._parent = side, parent
+        self._side, self._fork = side, fork
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, and take those that were handed over."""
         loop = asyncio.get_running_loop()
-        if self._parent is not None:
-            loop.add_reader(self._parent, os.kill, os.getpid(), signal.SIGKILL)
+        if self._fork is not None:
+            loop.add_reader(self._fork.parent, self._outlive, self._fork)
         await super().startup(sockets)
         loop.add_reader(self._side.channel, self._take)
+        if self._fork is not None and self._fork.relieves is not None and self.started:
+            with suppress(ProcessLookupError):  # it did not last so long
+                os.killpg(self._fork.relieves, signal.SIGTERM)
+
+    def _outlive(self, fork: Fork) -> None:
+        """Serve on until another one takes over, but not without what started our parent."""
+        loop, end = asyncio.get_running_loop(), partial(os.kill, os.getpid(), signal.SIGKILL)
+        loop.remove_reader(fork.parent)
+        loop.call_later(RELIEF_SECONDS, end)
+        try:
+            loop.add_reader(os.pidfd_open(fork.starter), end)
+        except (AttributeError, OSError):  # not on this system, or it has ended
+            end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take none any more, and end."""

@@ -2,7 +2,8 @@
 
 Both accept from the same sockets (``webapp.core.handover``). The gateway serves in a fork of a
 process that has loaded all modules: if the fork ends, the next one answers within a fraction of a
-second, not after the seconds that loading takes.
+second, not after the seconds that loading takes. If that process ends, its fork serves on until
+the next gateway has loaded and relieves it (``--after``), or ``up`` ends.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from types import FrameType
 import uvicorn
 
 from runners.shared.tunnel import MAX_FRAME_BYTES
-from webapp.core.handover import Channel, SharedProtocol, SharingServer, Side
+from webapp.core.handover import Channel, Fork, SharedProtocol, SharingServer, Side
 from webapp.core.logs import freeze_loaded, give_back_memory
 
 GRACE_SECONDS = 5  # for open requests, once it is to end
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if not options.gateway:
         return _serve(config, side, sockets)
     freeze_loaded()
-    return _serve_in_forks(config, side, sockets)
+    return _serve_in_forks(config, side, sockets, options.after)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -59,14 +60,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sockets", required=True, help="descriptors that listen, with commas")
     parser.add_argument("--channel", required=True, type=int, help="descriptor of the channel")
     parser.add_argument("--gateway", action="store_true", help="take the gateway's requests")
+    parser.add_argument(
+        "--after", type=int, help="process group of an earlier gateway that this one relieves"
+    )
     parser.add_argument("--proxies", default="", help="whose headers are believed, with commas")
     return parser.parse_args(arguments)
 
 
 def _serve(
-    config: uvicorn.Config, side: Side, sockets: list[socket.socket], parent: int | None = None
+    config: uvicorn.Config, side: Side, sockets: list[socket.socket], fork: Fork | None = None
 ) -> int:
-    server = SharingServer(config, side, parent)
+    server = SharingServer(config, side, fork)
     try:
         server.run(sockets)
     except SystemExit as ended:  # uvicorn's way to say that the application does not start
@@ -86,9 +90,11 @@ def _status_of(serve: Callable[[], int]) -> int:
         sys.stderr.flush()
 
 
-def _serve_in_forks(config: uvicorn.Config, side: Side, sockets: list[socket.socket]) -> int:
+def _serve_in_forks(
+    config: uvicorn.Config, side: Side, sockets: list[socket.socket], after: int | None
+) -> int:
     """Keep one fork serving; return the status of one that ended on request, or at once."""
-    child, is_ending = 0, False
+    child, is_ending, starter = 0, False, os.getppid()
 
     def end(number: int, _frame: FrameType | None) -> None:
         nonlocal is_ending
@@ -105,7 +111,9 @@ def _serve_in_forks(config: uvicorn.Config, side: Side, sockets: list[socket.soc
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.close(own)
-            os._exit(_status_of(partial(_serve, config, side, sockets, parent)))
+            fork = Fork(parent, starter, after)
+            os._exit(_status_of(partial(_serve, config, side, sockets, fork)))
+        after = None
         for number in SIGNALS:
             signal.signal(number, end)
         os.close(parent)

@@ -12,11 +12,12 @@ import sys
 from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
 
 from tests.stack import PASSWORD, copy_migrated
 from tests.system.running_up import START_LIMIT_S, RunningUp, spare_the_benchmark
-from tests.webapp.boot.conftest import eventually, free_port
+from tests.webapp.boot.conftest import eventually, free_port, is_alive
 from webapp.boot import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -69,7 +70,23 @@ def seen(running) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module")
-def restarted(running, seen) -> dict[str, bool]:
+def relieved(running, seen) -> set[int]:
+    """What the gateway answers from the kill of the process that `up` started until its relief."""
+    pid = running.pid_of("webapp.gateway.asgi")
+    (fork,) = psutil.Process(pid).children()
+    os.kill(pid, signal.SIGKILL)
+    statuses: set[int] = set()
+
+    def is_over() -> bool:
+        statuses.add(httpx.get(f"{running.url}/v1/models", timeout=60).status_code)
+        return not is_alive(fork.pid)
+
+    eventually(is_over)
+    return statuses
+
+
+@pytest.fixture(scope="module")
+def restarted(running, relieved) -> dict[str, bool]:
     """Of each part whether another took its place, and the site answered, once it was killed."""
     found = {}
     for words in PARTS:
@@ -122,6 +139,11 @@ def test_a_second_up_says_that_one_runs_and_where(running, seen):
 
 def test_the_data_folder_and_its_secrets_are_for_the_owner_only(seen):
     assert seen.open_to_others == []
+
+
+@pytest.mark.faults
+def test_the_gateway_answers_while_another_one_takes_its_place(relieved):
+    assert relieved == {401}  # no key was sent
 
 
 @pytest.mark.faults

@@ -14,6 +14,7 @@ import pytest
 from tests.webapp.boot.conftest import eventually, is_alive, python_child, wrote
 from webapp.boot import console, processes, up
 from webapp.boot.processes import Child
+from webapp.core.handover import RELIEF_SECONDS
 
 
 @pytest.mark.faults
@@ -100,6 +101,37 @@ def test_stop_in_a_hurry_does_not_wait_for_the_grace(group):
     group.start(python_child("slow", code, grace_s=3600))
     group.stop(hurry=lambda: True)
     assert group.children == []
+
+
+@pytest.mark.faults
+def test_what_a_relieved_child_left_serves_on_and_ends_with_the_next_death_or_the_stop(group):
+    code = (
+        "import subprocess, sys, time\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(inner.pid, *sys.argv[1:], flush=True)\ntime.sleep(60)"
+    )
+    child = python_child("outer", code)
+    child.is_relieved = True
+    group.start(child)
+    leaders, inner = [], []
+    for started in (1, 2, 3):
+
+        def words(started: int = started) -> list[str]:
+            group.restart_dead()
+            return group.log_of(child).read_text().splitlines()[started - 1 : started]
+
+        (line,) = eventually(words)
+        told = [] if not leaders else ["--after", str(leaders[-1])]
+        assert line.split()[1:] == told
+        leaders.append(child.process.pid)
+        inner.append(int(line.split()[0]))
+        assert [is_alive(each) for each in inner[-2:]] == [True] * len(inner[-2:])
+        if started < 3:
+            os.kill(leaders[-1], signal.SIGKILL)
+    assert not is_alive(inner[0])
+    group.stop()
+    eventually(lambda: not any(map(is_alive, inner)))
+    assert RELIEF_SECONDS == processes.RELIEF_S
 
 
 @pytest.mark.faults
