@@ -101,8 +101,8 @@ class ReplicaQuerySet(models.QuerySet["Replica"]):
         """
         rows = self.filter(ended_at=None).select_related("job__current_attempt", "deployment")
         return rows.only(
-            "plan", "revision", "left_at", "gives_way_to", "created_at", "ready_at",
-            "last_used_at", "silent_since", "ended_at", "job__state", "job__pool",
+            "plan", "revision", "left_at", "gives_way_to", "created_at", "starts_at",
+            "ready_at", "last_used_at", "silent_since", "ended_at", "job__state", "job__pool",
             "job__requested_host", "job__host", "job__deleted_at", "job__shared_bytes",
             "job__current_attempt__host", "job__current_attempt__created_at",
             "deployment__team", "deployment__name", "deployment__is_kept_awake",
@@ -123,6 +123,7 @@ class Replica(UlidModel):
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     created_at = models.DateTimeField()
+    starts_at = models.DateTimeField(null=True, blank=True)  # forecast, behind other jobs alone
     ready_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
     costed_until = models.DateTimeField(null=True, blank=True)  # webapp.deployments.costs

@@ -51,6 +51,7 @@ MOST_ALIASES, MOST_FALLBACKS, MOST_REPLICAS = 20, 8, 64
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6, 7 * 86_400.0
 DEFAULT_IDLE_SECONDS = 900.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
+FORECAST_CHANGE = timedelta(seconds=5.0)  # of a start; a smaller one is not stored
 # Until most gateways have read that a replica gets no more requests: one that still arrives is
 # answered 503 by the endpoint that ends, and the gateway holds it.
 LEAVING = timedelta(seconds=1.0)
@@ -759,6 +760,7 @@ def _none_is_ready(replicas: Iterable[Replica]) -> bool:
 def _take_turn(waiter: Replica, queue: Queue) -> None:
     """Let a replica of another deployment leave, if that is how a queued one gets its devices."""
     leaver, instant = next_to_leave(waiter, queue), now()
+    _note_start(waiter, queue, instant)
     if leaver is None:
         return
     queue.left(leaver)
@@ -771,6 +773,23 @@ def _take_turn(waiter: Replica, queue: Queue) -> None:
             event_record(
                 leaver.deployment, "deployment.gave_way", ACTOR, detail={"to": leaver.successor}
             )
+
+
+def _note_start(waiter: Replica, queue: Queue, instant: datetime) -> None:
+    """Store when a queued replica gets its devices, where other jobs than deployments' hold them.
+
+    What deployments hold is forecast by their turns (``webapp.deployments.states.Line``).
+    """
+    has_holders = any(
+        each.given_at and each.job.pool_id == waiter.job.pool_id for each in queue.replicas
+    )
+    seconds = None if has_holders else queue.start_seconds.get(waiter.job_id)
+    starts_at = None if seconds is None else instant + timedelta(seconds=seconds)
+    before = waiter.starts_at
+    if before and starts_at and abs(starts_at - before) < FORECAST_CHANGE:
+        return
+    if starts_at != before:
+        Replica.objects.filter(pk=waiter.pk).update(starts_at=starts_at)
 
 
 def _gives_way(deployment: Deployment) -> bool:

@@ -38,12 +38,12 @@ class DeploymentState(models.TextChoices):
 class DeploymentView:
     """A deployment with the replicas that have not ended, the newest first.
 
-    ``queue_seconds`` is how long it still waits for its devices.
+    ``queue_seconds`` is how long it still waits for its devices, None if that is unknown.
     """
 
     deployment: Deployment
     replicas: tuple[Replica, ...] = ()
-    queue_seconds: float = 0.0
+    queue_seconds: float | None = 0.0
 
     @property
     def serving(self) -> tuple[Replica, ...]:
@@ -85,8 +85,13 @@ class DeploymentView:
 
     @property
     def seconds_to_go(self) -> float | None:
-        """Return how long queue and load are still expected to take, at least a second."""
+        """Return how long queue and load are still expected to take, at least a second.
+
+        None before its first load, and behind jobs whose end nothing forecasts.
+        """
         if self.load_seconds is None or self.state != DeploymentState.LOADING:
+            return None
+        if self.queue_seconds is None:
             return None
         since = self.coming.given_at if self.coming else None
         return max(1.0, self.queue_seconds + self.load_seconds - seconds_since(since))
@@ -130,8 +135,8 @@ class Lines:
         self._replicas = replicas
         self._lines: dict[tuple[str, str | None], Line] = {}
 
-    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float:
-        """Return how long one waits; ``own`` are the replicas of its deployment."""
+    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float | None:
+        """Return how long one waits, None if unknown; ``own`` are those of its deployment."""
         key = (waiter.job.pool_id, waiter.job.requested_host_id)
         if key not in self._lines:
             self._lines[key] = Line(self._replicas, *key)
@@ -141,8 +146,8 @@ class Lines:
 class Line:
     """What holds a pool's devices, or a host's, and what waits for them, read once for all.
 
-    A turn is short, or long where the last one was, and while there are requests. What other jobs
-    than deployments' hold is not forecast.
+    A turn is short, or long where the last one was, and while there are requests. Where no
+    deployment holds any, the scheduler's forecast counts, which is stored.
     """
 
     def __init__(self, replicas: Iterable[Replica], pool: str, host: str | None) -> None:
@@ -168,10 +173,12 @@ class Line:
             else:
                 self._idle_seconds = min(self._idle_seconds, _seconds_held(each))
 
-    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float:
-        """Return how long a replica waits; 0 where no other deployment holds the devices."""
+    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float | None:
+        """Return how long a replica waits; None if that is unknown."""
         if not self._num_holders:
-            return 0.0
+            if waiter.starts_at is None:
+                return None
+            return max((waiter.starts_at - now()).total_seconds(), 0.0)
         waits = TURN.total_seconds() - seconds_since(waiter.created_at)  # until it may displace
         busy = max(self._busy_seconds, waits, 0.0) + LEAVE_SECONDS
         at = len(self._begun) if waiter.is_leaving else bisect_left(self._begun, waiter.created_at)

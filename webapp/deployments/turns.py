@@ -17,7 +17,7 @@ from webapp.hosts.models import Pool
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.pool_state import first_waiting, pool_state_of
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import Snapshot, grants_of
+from webapp.jobs.scheduler import Snapshot, decide, grants_of
 
 # A gateway reports a request within a second, to a ticker that looks once a second.
 IDLE_TURN = timedelta(seconds=2.0)  # without a request
@@ -61,6 +61,13 @@ class Queue:
         """The jobs that hold devices of the pool, or parts of them."""
         devices = (device for host in self.snapshot.hosts for device in host.devices)
         return {hold.job for device in devices for hold in device.holds}
+
+    @cached_property
+    def start_seconds(self) -> dict[str, float | None]:
+        """When each of the first jobs gets its devices, in seconds from now; None: unknown."""
+        decision = decide(self.snapshot, lambda turn, _job: turn >= MOST_TURNS)
+        granted = dict.fromkeys((each.job for each in decision.grants), 0.0)
+        return granted | {each.job: each.start_seconds for each in decision.waits}
 
     def starts(self, job_id: str, gone: Iterable[str]) -> bool:
         """Return whether a queued job gets its devices once these jobs are gone."""

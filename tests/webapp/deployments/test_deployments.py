@@ -34,6 +34,7 @@ from webapp.gateway.routes import load_snapshot
 from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.pool_state import USABLE_RATIO
+from webapp.jobs.quotas import MARGIN
 from webapp.jobs.services import job_stop
 from webapp.plans.models import Plan
 from webapp.plans.saving import draft_begun_from
@@ -512,6 +513,27 @@ def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(
     Deployment.objects.filter(pk=small.pk).update(asked_at=now())
     again = LEAVE_SECONDS + 2 * (turn + 10) + 10  # behind both
     assert forecasts() == [near(again), near(LEAVE_SECONDS + 10), near(again - 10 - turn)]
+
+
+def test_behind_other_jobs_the_forecast_is_theirs_and_unknown_where_they_have_none(
+    team, alice, plan, host, time_machine
+):
+    time_machine.move_to(now(), tick=False)
+    other = deployment_wake(make(team, alice, plan, name="other", launch=ALONE))
+    begin(other)
+    job = other.job
+    Deployment.objects.all().delete()  # from here on it is a job like any other
+    small = make(team, alice, plan, launch=ALONE)
+    deployment_wake(small)
+    Deployment.objects.update(loads=[10.0])
+    for left in (None, 300.0, 240.0):
+        Job.objects.filter(pk=job.pk).update(eta_seconds=left, progress_at=now())
+        advance_all()
+        found = view_of(Deployment.objects.get(pk=small.pk)).seconds_to_go
+        assert found == (left and pytest.approx(MARGIN * left + 10, abs=2))
+    time_machine.shift(100)
+    found = view_of(Deployment.objects.get(pk=small.pk)).seconds_to_go
+    assert found == pytest.approx(MARGIN * 240 + 10 - 100, abs=2)
 
 
 def test_what_serves_or_waits_in_the_queue_costs_the_duty_no_queries_each(team, alice, plan, host):
