@@ -300,7 +300,7 @@ def _summed(rows: Sequence["UsageReply"], by: str) -> list[tuple[str, ...]]:
     """Return the sums of usage by a column, those with the most tokens first."""
     groups: dict[str, list[UsageReply]] = {}
     for each in rows:
-        groups.setdefault(getattr(each, SUMMED_BY[by]), []).append(each)
+        groups.setdefault(getattr(each, SUMMED_BY[by]) or "(no person)", []).append(each)
     sums = [
         (
             name,
@@ -337,6 +337,7 @@ def key_list(output: OutputOption = "table") -> None:
         (
             each.id,
             each.name,
+            "a service" if each.is_service else each.owner,
             f"{each.hint}…",
             ", ".join(each.models) or "all",
             _used(each.tokens_today, each.tokens_per_day),
@@ -350,7 +351,7 @@ def key_list(output: OutputOption = "table") -> None:
     ]
     show(
         table(
-            ("ID", "NAME", "KEY", "FOR", "TODAY", "MONTH", "LAST USED", "EXPIRES"),
+            ("ID", "NAME", "OF", "KEY", "FOR", "TODAY", "MONTH", "LAST USED", "EXPIRES"),
             shown,
             fixed=(0,),
         )
@@ -364,12 +365,16 @@ def _used(tokens: int, limit: int | None) -> str:
 
 
 @keys.command("add")
-def key_add(
+def key_add(  # noqa: PLR0913 (the options of the command)
     name: Annotated[str, typer.Argument(help="Where it will be used.")],
+    *,
     models: Annotated[
         list[str] | None,
         typer.Option("--model", metavar="DEPLOYMENT", help="For this one; again for more."),
     ] = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="The team's, no person's; operators make it.")
+    ] = False,
     per_minute: Annotated[
         int | None, typer.Option("--per-minute", help="Requests a minute.")
     ] = None,
@@ -387,6 +392,7 @@ def key_add(
     sent = {
         "name": name,
         "models": models or [],
+        "is_service": service,
         "requests_per_minute": per_minute,
         "max_concurrency": at_once,
         "tokens_per_day": tokens_per_day,

@@ -167,6 +167,7 @@ class KeyOptions(TypedDict):
     """What a key opens, and within which limits; None: no limit."""
 
     name: str
+    is_service: NotRequired[bool]
     models: NotRequired[list[str]]
     requests_per_minute: NotRequired[int | None]
     max_concurrency: NotRequired[int | None]

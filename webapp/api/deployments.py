@@ -403,7 +403,7 @@ def _alarm(alarm: KeyAlarm) -> KeyAlarmReply:
 
 
 def _key_fields(key: ServingKey) -> dict[str, Any]:
-    names = ("name", "hint")
+    names = ("name", "hint", "is_service")
     limits = ("requests_per_minute", "max_concurrency", "tokens_per_day", "tokens_per_month")
     times = ("created_at", "expires_at", "revoked_at", "last_used_at")
     more = ("rotated_at", "earlier_until")

@@ -197,6 +197,11 @@ class KeyForm(forms.Form):
     name = forms.CharField(
         label="Name", max_length=NAME_LENGTH, help_text="Where it will be used", strip=True
     )
+    is_service = forms.BooleanField(
+        label="For a service",
+        required=False,
+        help_text="Of the team: it stays valid when you leave, and operators rotate it.",
+    )
     models = forms.MultipleChoiceField(
         label="For these deployments",
         required=False,

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.crypto import salted_hmac
@@ -14,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.serve import key_hash
-from webapp.accounts.models import Team
+from webapp.accounts.models import Role, Team
+from webapp.accounts.services import has_role
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
@@ -42,6 +44,10 @@ class KeyOptions(BaseModel):
     name: Annotated[
         str, Field(min_length=1, max_length=NAME_LENGTH, description="Where it will be used")
     ]
+    is_service: Annotated[
+        bool,
+        Field(description="Of a program, no person: it outlasts who made it. Operators make it"),
+    ] = False
     models: Annotated[
         tuple[str, ...], Field(max_length=200, description="Names of deployments; empty: all")
     ] = ()
@@ -71,9 +77,15 @@ def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, 
     """Return a new key and its text, which is not shown again.
 
     Raises:
+        PermissionDenied: it is for a service, and they are no operator.
         InvalidProblem: the name is not valid, or a model is not the team's.
         ConflictProblem: the team has ``MOST_KEYS`` valid keys.
     """
+    if options.is_service and not has_role(by, team, Role.OPERATOR):
+        raise PermissionDenied(
+            "Only operators make keys of services, which outlast who made them. Make a key of "
+            f"your own, or ask an operator of {team.name}."
+        )
     name = checked_name(options.name.strip(), "name")
     known = Deployment.objects.filter(team=team, deleted_at=None, name__in=options.models)
     if unknown := set(options.models) - set(known.values_list("name", flat=True)):
@@ -89,7 +101,8 @@ def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, 
     with transaction.atomic():
         key = ServingKey.objects.create(
             team=team,
-            owner=by,
+            owner=None if options.is_service else by,
+            is_service=options.is_service,
             name=name,
             digest=key_hash(text),
             hint=text[:HINT_LENGTH],

@@ -204,12 +204,14 @@ class GatewayLoad(models.Model):
 class ServingKey(TeamOwned):
     """A client's key for the team's deployments; only its SHA-256 is stored.
 
-    Limits are per key; null: none.
+    Limits are per key; null: none. A service's key has no owner and outlasts who made it; a
+    person's key opens nothing once its owner is gone.
     """
 
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
+    is_service = models.BooleanField(default=False)
     name = models.CharField(max_length=NAME_LENGTH)
     digest = models.CharField(max_length=64, unique=True)  # SHA-256 hex
     hint = models.CharField(max_length=20)  # its first characters, to recognise it by
@@ -231,6 +233,13 @@ class ServingKey(TeamOwned):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def holder(self) -> str:
+        """Return whose key it is, in the words of pages."""
+        if self.is_service:
+            return "a service"
+        return self.owner.get_username() if self.owner else "a deleted account"
 
     @property
     def has_limits(self) -> bool:

@@ -64,10 +64,12 @@ def key_for(request: HttpRequest, key_id: str) -> ServingKey:
 def own_key_for(request: HttpRequest, key_id: str) -> ServingKey:
     """Return a key that the person may rotate: what it then uses counts as its owner's.
 
+    An operator rotates those of services.
+
     Raises:
         PermissionDenied: the role is too low, or the key is someone else's.
     """
     key = owned_for(request, ServingKey, action="rotate", pk=key_id)
-    if key.owner_id != request.user.pk:
+    if not key.is_service and key.owner_id != request.user.pk:
         raise PermissionDenied("Only its owner can rotate this key; you can revoke it.")
     return key

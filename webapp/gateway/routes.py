@@ -170,7 +170,7 @@ def load_snapshot(used: Mapping[str, Mapping[str, int]]) -> Snapshot:
         )
         for row in ServingKey.objects.filter(revoked_at=None)
         if (row.expires_at is None or row.expires_at > instant)
-        and (row.team_id, row.owner_id) in members
+        and (row.is_service or (row.team_id, row.owner_id) in members)
     }
     by_id = {each.id: each for each in keys.values()}
     for digest, key_id, until in _earlier_secrets(instant):

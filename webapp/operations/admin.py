@@ -580,7 +580,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     Replica: {"list_display": ["deployment", "job", "created_at", "ready_at", "ended_at"]},
     ServingKey: {
         "list_display": ["name", "team", "owner", "hint", "last_used_at", "revoked_at"],
-        "list_filter": ["team"],
+        "list_filter": ["team", "is_service"],
         "exclude": ["digest"],
     },
     KeyAlarm: {"list_display": ["at", "key", "period", "percent", "used_tokens"]},

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import QuerySet, Sum
+from django.db.models import Case, F, QuerySet, Sum, Value, When
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_variables
@@ -89,6 +89,10 @@ PAGE_SIZE = 50
 SHOWN_REPLICAS = 10  # that have ended
 SERVING_KEYS = "serving-keys"  # session key: key's id -> its text, until it is shown
 SUMS = ("requests", "failed", "cut", "prompt_tokens", "cached_tokens", "completion_tokens")
+PERSON = Case(  # to whom usage counts
+    When(key__is_service=True, then=Value("services, no person")),
+    default=F("key__owner__username"),
+)
 UNPROCESSABLE = 422
 WAKEABLE = {DeploymentState.ASLEEP, DeploymentState.FAILING, DeploymentState.PAUSED}
 
@@ -372,7 +376,7 @@ def usage_list(request: HttpRequest) -> HttpResponse:
         "cost_source": SOURCE,
         "by_deployment": _grouped(rows, "deployment__name", rates),
         "by_key": _grouped(rows, "key__name", rates),
-        "by_person": _grouped(rows, "key__owner__username", rates),
+        "by_person": _grouped(rows.annotate(person=PERSON), "person", rates),
         "by_day": _grouped(rows, "day", rates),
         "by_team": _by_team(request, span),
         "is_operator": is_at_least(Role(membership.role), Role.OPERATOR),

@@ -82,7 +82,12 @@ class KeyReply(Reply):
     id: str
     name: str
     hint: Annotated[str, Field(description="Its first characters")]
-    owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
+    is_service: Annotated[
+        bool, Field(description="Of a program of the team; it outlasts who made it")
+    ]
+    owner: Annotated[
+        str, Field(description="User name; empty: a service's, or the account is deleted")
+    ]
     models: Annotated[list[str], Field(description="Names of deployments; empty: all")]
     requests_per_minute: int | None
     max_concurrency: int | None
@@ -118,7 +123,9 @@ class UsageReply(Reply):
     day: Annotated[str, Field(description="As 2026-11-30")]
     key: Annotated[str, Field(description="Id of the key")]
     key_name: str
-    owner: Annotated[str, Field(description="User name of the key's owner; empty if deleted")]
+    owner: Annotated[
+        str, Field(description="User name of the key's owner; empty: a service's, or deleted")
+    ]
     team: Annotated[str, Field(description="Id of the key's team")]
     deployment: Annotated[str, Field(description="Id of the deployment")]
     deployment_name: str

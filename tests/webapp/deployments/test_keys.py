@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from django.core.exceptions import PermissionDenied
 
 from runners.jobspec.serve import key_hash
 from tests.webapp.conftest import client_of
@@ -96,6 +97,37 @@ def test_a_new_secret_is_shown_to_its_owner_once(team, alice, bob, olga):
     ).json()
     assert opens(first, shown, told["key"]) == [key.pk] * 3
     assert told["earlier_until"] > told["rotated_at"]
+
+
+def test_a_services_key_is_the_teams_and_outlasts_who_made_it(team, alice, olga):
+    """Operators alone make, see and rotate it; a person's key ends with their membership."""
+    sent = {"name": "crawler", "is_service": True}
+    url = "/api/v1/serving-keys"
+    refused = client_of(alice).post(url, sent, "application/json")
+    assert (refused.status_code, "Only operators" in refused.json()["detail"]) == (403, True)
+    made = client_of(olga).post(url, sent, "application/json").json()
+    own = client_of(olga).post(url, {"name": "laptop"}, "application/json").json()
+    assert (made["is_service"], made["owner"], own["owner"]) == (True, "", "olga")
+    page = client_of(olga).get("/deployments/keys/").content.decode()
+    assert ("· a service" in page, "· olga" in page) == (True, True)
+    assert client_of(alice).get(url).json()["items"] == []
+    plan = Plan.objects.create(team=team, owner=alice)
+    small = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    for each in (made, own):
+        Usage.objects.create(
+            key_id=each["id"], deployment=small, day=now().date(), requests=1, prompt_tokens=9
+        )
+    usage_page = client_of(olga).get("/deployments/usage/").content.decode()
+    assert ("services, no person" in usage_page, ">olga<" in usage_page) == (True, True)
+    Membership.objects.filter(user=olga).delete()
+    assert opens(made["key"], own["key"]) == [made["id"], ""]
+    Membership.objects.filter(user=alice).update(role="operator")
+    renewed = client_of(alice).post(f"{url}/{made['id']}/rotate", {}, "application/json").json()
+    assert opens(made["key"], renewed["key"]) == [made["id"]] * 2
+    assert client_of(alice).delete(f"{url}/{made['id']}").status_code == 204
+    assert opens(renewed["key"]) == [""]
+    with pytest.raises(PermissionDenied):
+        key_make(team=team, by=olga, options=KeyOptions(name="other", is_service=True))
 
 
 @pytest.fixture
