@@ -88,6 +88,19 @@ class ModelRequest(NamedTuple):
         return self if asked is route else self._replace(model=route.name, renamed=True)
 
 
+class Sent(NamedTuple):
+    """A request on its way to the deployment that it asks for, or to a fall-back of that one.
+
+    ``counted`` holds the count of the deployment that is asked now.
+    """
+
+    exchange: Exchange
+    key: Key
+    route: Route
+    asked: ModelRequest
+    counted: ExitStack
+
+
 class Opened(NamedTuple):
     """The head of an answer, with the replica and the deployment that it comes from."""
 
@@ -277,9 +290,9 @@ class Gateway:
         """Send a request to a replica and its answer to the client; keep what it used."""
         kept = self.journal.begin(key.id, route.id)
         status, is_cut = CLIENT_GONE, True
-        counted = ExitStack()
+        sent = Sent(exchange, key, route, asked, ExitStack())
         try:
-            found = await self._first(exchange, key, route, asked, counted)
+            found = await self._first(sent)
             response, target, status = found.response, found.target, found.response.status
             kept.move(found.route.id)
             exchange.answer_headers |= {MODEL_HEADER: found.route.name}
@@ -296,7 +309,7 @@ class Gateway:
             status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
             raise
         finally:
-            counted.close()
+            sent.counted.close()
             kept.end(status, is_cut=is_cut)
         await exchange.finish()
 
@@ -324,27 +337,20 @@ class Gateway:
         if not working.cancelled():
             working.result()
 
-    async def _first(
-        self,
-        exchange: Exchange,
-        key: Key,
-        route: Route,
-        asked: ModelRequest,
-        counted: ExitStack,
-    ) -> "Opened":
+    async def _first(self, sent: Sent) -> Opened:
         """Return the head of the answer; meanwhile the reader of a stream gets heartbeats.
 
         Raises:
             Refusal: no replica answers within the time that the request is held.
         """
-        opening = asyncio.ensure_future(self._any_opened(exchange, key, route, asked, counted))
-        timeout = HEARTBEAT_SECONDS if asked.is_streamed else None
+        opening = asyncio.ensure_future(self._any_opened(sent))
+        timeout = HEARTBEAT_SECONDS if sent.asked.is_streamed else None
         try:
             while True:
                 await asyncio.wait((opening,), timeout=timeout)
                 if opening.done():
                     return opening.result()
-                await exchange.heartbeat()
+                await sent.exchange.heartbeat()
         except asyncio.CancelledError:
             opening.cancel()
             await asyncio.wait((opening,))
@@ -352,38 +358,31 @@ class Gateway:
                 await opening.result().response.close()
             raise
 
-    async def _any_opened(
-        self,
-        exchange: Exchange,
-        key: Key,
-        route: Route,
-        asked: ModelRequest,
-        counted: ExitStack,
-    ) -> "Opened":
+    async def _any_opened(self, sent: Sent) -> Opened:
         """Return the head of an answer of a deployment, or of the first fall-back that has one.
 
         All of them together hold the request as long as one may. One whose replicas do not take
-        it is waited for only if none of those after it can answer; ``counted`` holds the count of
-        the one that is asked last.
+        it is waited for only if none of those after it can answer.
 
         Raises:
             Refusal: none answers; it says why the one that was asked for did not.
         """
-        deadline = asyncio.get_running_loop().time() + _hold_seconds(exchange, key)
-        ways = self.routes.snapshot.ways(key, route)
+        route, counted = sent.route, sent.counted
+        deadline = asyncio.get_running_loop().time() + _hold_seconds(sent.exchange, sent.key)
+        able = self.routes.snapshot.with_fallbacks(sent.key, route)
         first: Refusal | None = None
-        for number, each in enumerate(ways, 1):
+        for number, each in enumerate(able, 1):
             counted.close()
             counted.enter_context(self.routes.count(each))
-            tries = Tries(deadline, is_last=not any(map(_can_come, ways[number:])))
+            tries = Tries(deadline, is_last=not any(map(_can_come, able[number:])))
             try:
-                opened = await self._opened(exchange, each, asked.to(route, each), tries)
+                opened = await self._opened(sent.exchange, each, sent.asked.to(route, each), tries)
             except Refusal as refusal:
                 if each is route and refusal.status not in FALL_BACK:
                     raise
                 first = first or refusal
                 continue
-            if len(ways) == 1 or opened.response.status not in FALL_BACK:
+            if len(able) == 1 or opened.response.status not in FALL_BACK:
                 return opened
             await opened.response.close()
             first = first or _as_refusal(opened)
@@ -391,7 +390,7 @@ class Gateway:
 
     async def _opened(
         self, exchange: Exchange, route: Route, asked: ModelRequest, tries: Tries
-    ) -> "Opened":
+    ) -> Opened:
         loop = asyncio.get_running_loop()
         num_repeats = 0
         while True:

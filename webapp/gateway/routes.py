@@ -121,7 +121,7 @@ class Snapshot:
         found = {each.name: each for (team, _), each in self.routes.items() if team == key.team_id}
         return [each for name, each in sorted(found.items()) if key.opens(name)]
 
-    def ways(self, key: Key, route: Route) -> list[Route]:
+    def with_fallbacks(self, key: Key, route: Route) -> list[Route]:
         """Return a deployment and those that a key opens of its fall-backs, in their order."""
         if not route.fallbacks:
             return [route]

@@ -108,7 +108,7 @@ async def test_where_none_answers_the_client_is_told_why_the_first_one_did_not(t
         assert client.headers.get("retry-after") == ("7" if status == 429 else None)
 
 
-class Ways(Host):
+class Several(Host):
     """A host, or two, whose answers are told by attempt."""
 
     def __init__(self, **answers) -> None:
@@ -136,13 +136,13 @@ async def test_a_fall_back_is_asked_at_once_where_no_replica_takes_requests(tmp_
         ("two unready", two, unready, 4),
         ("not connected", away, refused, 0),
     ):
-        host = Ways(a1=at_first, a3=at_first, a2=answer())
+        host = Several(a1=at_first, a3=at_first, a2=answer())
         client = Client(tmp_path, host, first, TINY, key=replace(KEY, hold_seconds=600.0))
         async with asyncio.timeout(5):
             await client.send()
         assert (client.status, client.body) == (200, YES), name
         assert len(host.asked) == asked + 1, name
-    host = Ways(a1=refused, a2=refused)
+    host = Several(a1=refused, a2=refused)
     waits = await Client(tmp_path, host, FIRST, TINY).send(prefer="wait=1")
     assert "small" in waits.error["message"]
     assert [each[0] for each in host.asked[:3]] == ["a1", "a2", "a2"]  # the last one is waited for
@@ -185,9 +185,9 @@ def test_fall_backs_are_tried_in_their_order_each_with_its_own():
         for name, after in {"a": "bdx", "b": "c", "c": "d", "d": ""}.items()
     }
     snapshot = Snapshot({}, {("t1", name): each for name, each in named.items()})
-    assert [each.name for each in snapshot.ways(KEY, named["a"])] == ["a", "b", "c", "d"]
+    assert [each.name for each in snapshot.with_fallbacks(KEY, named["a"])] == ["a", "b", "c", "d"]
     only = replace(KEY, model_names=frozenset("ad"))
-    assert [each.name for each in snapshot.ways(only, named["a"])] == ["a", "d"]
+    assert [each.name for each in snapshot.with_fallbacks(only, named["a"])] == ["a", "d"]
 
 
 @pytest.mark.django_db(databases="__all__")
