@@ -269,6 +269,14 @@ class TextRequest(AnswerFormat, CompletionRequest):
 Ignored = Annotated[Any, Field(exclude=True)]
 
 
+MEDIA = {  # parts of messages that no engine here gets, by their types in the three APIs
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("input_audio", "audio_url"), "audio recordings"),
+    **dict.fromkeys(("video_url",), "videos"),
+    **dict.fromkeys(("file", "input_file", "document"), "files"),
+}
+
+
 class TextPart(ClientFields):
     """One part of a message; only text is supported."""
 
@@ -448,7 +456,7 @@ def checked(check: Callable[[Document], OneParsed], document: Document) -> OnePa
     try:
         return check(document)
     except ValidationError as error:
-        raise _field_error(error, document) from None
+        raise _media_error(document) or _field_error(error, document) from None
 
 
 def read_document(body: bytes) -> Document:
@@ -490,6 +498,24 @@ def unsupported(name: str, message: str) -> RequestError:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _media_error(document: Document) -> RequestError | None:
+    """Return the refusal of a part that is no text, by what it is; None if there is none."""
+    for field in ("messages", "input"):  # of chat completions and messages; of responses
+        turns = document.get(field)
+        for number, turn in enumerate(turns if isinstance(turns, list) else ()):
+            parts = turn.get("content") if isinstance(turn, dict) else None
+            for at, part in enumerate(parts if isinstance(parts, list) else ()):
+                kind = part.get("type") if isinstance(part, dict) else None
+                if isinstance(kind, str) and kind in MEDIA:
+                    message = (
+                        f"{field}.{number}.content.{at}: {MEDIA[kind]} are not taken ({kind}): "
+                        "this endpoint reads text alone. Leave the part out, or say in words what "
+                        "is in it"
+                    )
+                    return RequestError(400, message, param=field, code="unsupported_content")
+    return None
 
 
 def _field_error(error: ValidationError, document: dict[str, Any]) -> RequestError:

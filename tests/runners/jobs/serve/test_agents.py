@@ -108,7 +108,7 @@ def test_what_an_agent_asks_of_other_servers_is_refused_by_name():
         (MESSAGES, claude | {"tools": [search]}, "tools.0.type"),
         (MESSAGES, claude | {"mcp_servers": [{}]}, "mcp_servers"),
         (MESSAGES, claude | {"messages": [{"role": "user", "content": [image]}]},
-         "messages.0.content.0: input tag 'image'"),
+         "messages.0.content.0: images are not taken (image)"),
     ):  # fmt: skip
         answer = Door(Scripted("a")).ask("POST", path, json=sent)
         assert answer.status_code == 400, (path, words)
