@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.core.exceptions import PermissionDenied
+from django.urls import reverse
 
 from runners.jobspec.serve import key_hash
 from tests.webapp.conftest import client_of
@@ -111,6 +112,10 @@ def test_a_services_key_is_the_teams_and_outlasts_who_made_it(team, alice, olga)
     page = client_of(olga).get("/deployments/keys/").content.decode()
     assert ("· a service" in page, "· olga" in page) == (True, True)
     assert client_of(alice).get(url).json()["items"] == []
+    form = {"name": "nightly", "hold_seconds": "120", "is_service": "on"}
+    for each, status in ((alice, 403), (olga, 302)):
+        assert client_of(each).post(reverse("serving-key-save"), form).status_code == status
+    assert ServingKey.objects.get(name="nightly").holder == "a service"
     plan = Plan.objects.create(team=team, owner=alice)
     small = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
     for each in (made, own):
