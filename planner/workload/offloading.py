@@ -322,13 +322,14 @@ def _links(run: Operation, tiers: TierTraffic) -> tuple[float, float, float]:
 def _read_on_host(run: Operation, device_pass: PassTotals, tiers: TierTraffic) -> PassTotals:
     """Return a prefill pass with layers or experts in host memory or on disk.
 
-    Either their weights are streamed to the device for every step, or the host's cores compute
-    them while the device computes the rest. The faster way is taken, and neither is faster than
-    with all weights on the device.
+    Either a layer's weights are copied to the device in every step and used when they are there
+    (copies and products do not overlap: ggml-org/llama.cpp issue 25859, pull request 7315), or the
+    host's cores compute them. The faster way is taken, and neither is faster than with all weights
+    on the device.
     """
     read_s, compute_s = _host_seconds(run, tiers)
     load_s, _, disk_s = _links(run, tiers)
-    streamed_s = maximum(device_pass.total_s, run.work.steps * maximum(load_s, disk_s))
+    streamed_s = device_pass.total_s + run.work.steps * maximum(load_s, disk_s)
     device_share = 1 - _host_work_share(run)
     computed_s = device_share * device_pass.total_s + maximum(maximum(read_s, compute_s), disk_s)
     extra_s = maximum(0.0, minimum(streamed_s, computed_s) - device_pass.total_s)

@@ -1,5 +1,7 @@
 """Offloading: what leaves the device, ranked beside what fits; the best shares over the tiers."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -211,6 +213,38 @@ def test_llama_cpp_computes_on_the_host_and_more_layers_there_are_slower():
     ]
     assert times == sorted(times)
     assert times[0] < times[2] / 3
+
+
+def test_a_prompt_waits_for_each_layer_that_llama_cpp_copies_to_the_device():
+    """A layer's copy and its products take turns (ggml-org/llama.cpp pull requests 6083, 7315)."""
+
+    def prompt_tokens_per_second(model, device, quantization, tokens, share):
+        performance = ask(
+            model=model,
+            cluster={"device": device, "host_memory_bytes": 128 * GB},
+            engine="llama_cpp",
+            workload={**GENERATE, "batch_size": 1, "input_tokens": tokens, "output_tokens": 2},
+            strategy={"quantization": quantization, "offload": {"weights_cpu": share}},
+        ).performance
+        return tokens / performance.prefill_seconds
+
+    for model, device, quantization, tokens in (
+        ("meta-llama/Llama-2-7b", "rtx-3090-ti", "gguf:q4_0", 1024),
+        ("Qwen/Qwen3-8B", "rtx-4080", "gguf:q4_k_m", 32_768),
+    ):
+        rates = [
+            prompt_tokens_per_second(model, device, quantization, tokens, share)
+            for share in (0.0, 0.3125, 0.4375, 1.0)
+        ]
+        assert all(more > less for more, less in pairwise(rates)), (model, rates)
+
+    # tetherto/qvac-fabric-llm.cpp pull request 233, baseline: pp2048 in steps of 512, 36 of the 64
+    # dense feed-forward blocks of Qwen3.5-27B, which are 0.636 of its parameters, in host memory.
+    for device, published in (("rtx-5090", 1511), ("rtx-3090", 817)):
+        rate = prompt_tokens_per_second(
+            "Qwen/Qwen3.5-27B", device, "gguf:q4_k_m", 2048, 36 / 64 * 0.636
+        )
+        assert rate == pytest.approx(published, rel=0.3), device
 
 
 GB = 10**9
