@@ -217,7 +217,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         tokens = where(most >= 1, load.tokens_per_sequence, longest)
         load = replace(load, tokens_per_sequence=tokens)
     memory = held_memory(setting, ledger, load)
-    waits = both(offered > slots, most >= 1)
+    # A rank whose requests are more than it holds whole fills its cache with a part of the next.
+    waits = both(offered > most, most >= 1)
     if any_of(waits) and not setting.strategy.offload:
         line = setting.line("memory", "KV cache of the queue", key="kv_cache")
         memory = with_queue(memory, waits, ledger, line)

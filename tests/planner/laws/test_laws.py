@@ -55,6 +55,24 @@ def test_the_busiest_rank_holds_whole_sequences(seed):
     assert violations(Questions(seed).batches(), checkers.whole_sequences) == []
 
 
+def test_a_rank_with_more_sequences_than_it_holds_fills_its_cache():
+    """Each rank holds 1.8 prompts: the fifth of five on four ranks waits as those of eight do."""
+    batch = {"kind": "generate", "input_tokens": 32_768, "output_tokens": 128}
+    documents = [
+        on(
+            "a10g",
+            "vllm",
+            model="baidu/ERNIE-4.5-VL-28B-A3B-PT",
+            workload={**batch, "batch_size": size},
+            strategy={"data_parallel_size": 4, "tensor_parallel_size": 1},
+        )
+        for size in (5, 8)
+    ]
+    for document in documents:
+        document["cluster"]["devices_per_node"] = 4
+    assert violations(documents, checkers.whole_sequences) == []
+
+
 @fewer
 @given(seed=SEEDS)
 def test_a_limit_fits_and_one_step_beyond_does_not(seed):
