@@ -98,8 +98,8 @@ def fill(num_jobs: int, *, num_waiting: int = WAITING) -> Waiting:
                 "name": "'run ' || n",
                 "state": _one_of(STATES),
                 "kind": _one_of(KINDS),
-                "host_id": f"'{_prefix('hosts_host')}' || (1 + n % {HOSTS - 1})",
-                "plan_id": f"'{_prefix('plans_plan')}' || (1 + n % {PLANS - 1})",
+                "host_id": f"'{_prefix('hosts_host')}' || (1 + n %% {HOSTS - 1})",
+                "plan_id": f"'{_prefix('plans_plan')}' || (1 + n %% {PLANS - 1})",
                 "created_at": past,
                 "ended_at": past,
             })  # fmt: skip
@@ -124,7 +124,7 @@ def _measure(cursor: CursorWrapper, first: dict[str, str], num_jobs: int, behind
     """Add an attempt and a measurement to every finished job."""
     key = f"'{_prefix('jobs_job')}' || (n + {behind})"
     past = _minutes_ago(connection.vendor, now().isoformat(" "))
-    host = f"'{_prefix('hosts_host')}' || (1 + (n + {behind}) % {HOSTS - 1})"
+    host = f"'{_prefix('hosts_host')}' || (1 + (n + {behind}) %% {HOSTS - 1})"
     _copy(cursor, "jobs_attempt", first["attempt"], num_jobs - 1, {
         "job_id": key, "host_id": host,
     })  # fmt: skip
@@ -143,19 +143,22 @@ def _prefix(table: str) -> str:
 
 def _one_of(words: Sequence[str]) -> str:
     cases = " ".join(f"when {at} then '{word}'" for at, word in enumerate(words))
-    return f"case n % {len(words)} {cases} end"
+    return f"case n %% {len(words)} {cases} end"
 
 
 def _minutes_ago(vendor: str, at: str) -> str:
     if vendor == "sqlite":
-        return f"strftime('%Y-%m-%d %H:%M:%f', '{at}', '-' || n || ' minutes')"
+        return f"strftime('%%Y-%%m-%%d %%H:%%M:%%f', '{at}', '-' || n || ' minutes')"
     return f"timestamptz '{at}' - n * interval '1 minute'"
 
 
 def _copy(
     cursor: CursorWrapper, table: str, row: str, times: int, changed: dict[str, str]
 ) -> None:
-    """Copy a row; ``changed`` maps columns to SQL expressions of the copy's number ``n``."""
+    """Copy a row; ``changed`` maps columns to SQL expressions of the copy's number ``n``.
+
+    In them ``%%`` stands for a percent sign, as in every statement with parameters.
+    """
     columns = [
         column.name for column in connection.introspection.get_table_description(cursor, table)
     ]

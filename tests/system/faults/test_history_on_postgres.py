@@ -1,5 +1,5 @@
-"""The history's guards and cuts, two schedulers of one machine, and the indexes of pages, on a
-real PostgreSQL.
+"""The history's guards and cuts, two schedulers of one machine, the indexes of pages, and the site
+of the bench of pages, on a real PostgreSQL.
 
 The history's tests and its retention hold there as they do on SQLite; the schedulers do run at
 once there, and its EXPLAIN says which index answers a page.
@@ -21,7 +21,11 @@ RACE = (
     "::test_a_scheduler_waits_for_another_that_gives_the_same_machine_out"
 )
 INDEXES = "tests/webapp/core/test_lists.py"
-PARTS = ["tests/webapp/audit", "tests/webapp/core/test_upkeep.py", RACE, INDEXES]
+LONG_HISTORY = (
+    "tests/webapp/core/test_benches.py"
+    "::test_the_site_has_as_many_jobs_as_were_asked_for_and_each_page_is_timed"
+)
+PARTS = ["tests/webapp/audit", "tests/webapp/core/test_upkeep.py", RACE, INDEXES, LONG_HISTORY]
 ASKS = """
 from django.core.management import call_command
 from django.db import DatabaseError, connection
