@@ -310,12 +310,14 @@ def render_env(
     model_roots: Sequence[Path] = (),
     devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
-    """Return a job's environment: the passed variables, its devices' and our own, no others."""
+    """Return a job's environment: the passed variables, its devices' and our own, no others.
+
+    The running jobs share the cores that the agent may use.
+    """
     passed = {name: value for name, value in os.environ.items() if is_passed(name)}
     env = with_devices(passed, devices) | OFFLINE
-    cores = len(os.sched_getaffinity(0))
     return env | {
-        "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
+        "OMP_NUM_THREADS": str(max(1, int(procfs.usable_cores() // max(1, running_jobs)))),
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "PYTHONSAFEPATH": "1",  # never import from the working folder
         "PYTHONUNBUFFERED": "1",

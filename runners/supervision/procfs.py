@@ -316,8 +316,7 @@ class InterferenceWatch:
     ) -> None:
         self._clocks, self._proc, self._cpus = clocks, proc, cpus
         self._group = _quota_group(proc, cgroups)
-        quota = _quota(self._group) if self._group else None
-        self._usable = min(len(os.sched_getaffinity(0)), quota or float("inf"))
+        self._usable = usable_cores(proc, cgroups)
         self._at = clocks()
         self._machine = _machine_busy(proc)
         self._group_busy = _group_busy(self._group)
@@ -393,6 +392,13 @@ def _throttled_seconds(cpus: Path) -> Iterator[tuple[str, float]]:
 
 
 # The cgroup that limits CPU time, if any: its other members share the limit.
+
+
+def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
+    """Return the cores that this process may keep busy: its affinity, or less by a quota."""
+    group = _quota_group(proc, cgroups)
+    quota = _quota(group) if group else None
+    return min(len(os.sched_getaffinity(0)), quota or float("inf"))
 
 
 def _quota_group(proc: Path, cgroups: Path) -> Path | None:

@@ -207,10 +207,15 @@ def test_a_job_receives_the_operators_settings_and_no_secret_or_hook(monkeypatch
     assert {name for name, value in env.items() if value == "canary"} == set(passed)
 
 
-def test_a_job_is_told_its_share_of_the_cores_and_the_folders_that_it_may_read(tmp_path):
-    cores = len(os.sched_getaffinity(0))
+def test_a_job_is_told_its_share_of_the_cores_and_the_folders_that_it_may_read(
+    tmp_path, monkeypatch
+):
+    cores = int(procfs.usable_cores())
     threads = [int(render_env(tmp_path, jobs)["OMP_NUM_THREADS"]) for jobs in (1, cores, 99)]
     assert threads == [cores, 1, 1]
+    for usable, jobs, expected in ((6.5, 1, "6"), (6.5, 2, "3"), (0.5, 1, "1")):  # by a quota
+        monkeypatch.setattr(procfs, "usable_cores", lambda usable=usable: usable)
+        assert render_env(tmp_path, jobs)["OMP_NUM_THREADS"] == expected, usable
     env = render_env(tmp_path, 1, (tmp_path / "a", tmp_path / "b"))
     assert env["SLIPWAY_MODEL_ROOTS"] == f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}"
 

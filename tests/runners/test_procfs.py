@@ -23,6 +23,7 @@ from runners.supervision.procfs import (
     memory_cap,
     memory_headroom,
     own_group,
+    usable_cores,
 )
 from tests.runners.tools import wait_for
 
@@ -360,7 +361,7 @@ def test_others_of_a_limited_group_take_of_its_limit(tmp_path, monkeypatch):
         box.passes(10.0, 2.0)
         (box.group / usage[0]).write_text(usage[1].format(us=20_000_000))
         watch.update(0.2)
-        assert watch.conditions()["usable_cores"] == 2.0
+        assert watch.conditions()["usable_cores"] == usable_cores(box.proc, box.cgroups) == 2.0
         assert watch.conditions()["taken_cores"] == pytest.approx(1.8), limit
 
 
