@@ -27,7 +27,7 @@ from planner.specs.base import NotPossibleError, PlannerError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.outcome import SOURCE_SPREAD
 from planner.workload.under_load import estimate_request
-from tests.planner.asking import LLAMA_8B, ask, held
+from tests.planner.asking import LLAMA_8B, ask, held, search
 from tests.plugins.extent import sample
 
 # The questions are those of ``planner/validation/public_reports.jsonl``, by their name.
@@ -104,6 +104,119 @@ def test_vllm_holds_windows_steps_and_tokens_as_reported():
 UNSTATED = {name: value for name, value in SERVED.items() if name != "concurrency"} | {
     "request_rate_per_second": 0.001
 }
+
+
+def cluster(device, devices=8, nodes=1):
+    return {"device": device, "devices_per_node": devices, "nodes": nodes}
+
+
+def test_reports_of_trainings_fit_where_they_ran_and_not_where_they_died():
+    # hiyouga/LlamaFactory issue 2379: 16-bit LoRA of queries and values on eight A800.
+    adapters = {"kind": "train", "method": "lora", "lora_rank": 8, "lora_targets": "query_value"}
+    mixtral = {
+        "model": "mistralai/Mixtral-8x7B-v0.1",
+        "cluster": cluster("a800-sxm4-80gb"),
+        "workload": adapters | {"sequence_length": 1024, "global_batch_size": 16},
+        "engine": "deepspeed",
+    }
+    # InternLM/xtuner issue 88: QLoRA of Llama-2-70B, of xtuner's length and rank.
+    quantised = {
+        "model": "meta-llama/Llama-2-70b",
+        "workload": adapters
+        | {"method": "qlora", "sequence_length": 2048, "global_batch_size": 8, "lora_rank": 64},
+        "engine": "transformers",
+    }
+    pairs = {"data_parallel_size": 8, "compute_dtype": "fp16", "micro_batch_size": 2}
+    single = {"data_parallel_size": 8, "activation_recomputation": "full", "micro_batch_size": 1}
+    for fields, strategy, fits in (
+        (mixtral, pairs, False),
+        (mixtral, pairs | {"zero_stage": 3}, True),
+        (quantised | {"cluster": cluster("a100-sxm4-40gb")}, single, False),
+        (quantised | {"cluster": cluster("a100-sxm4-80gb")}, single, True),
+    ):
+        assert ask(**fields, strategy=strategy).fits == fits, (fields["model"], strategy)
+
+
+def test_a_sequence_of_a_million_tokens_takes_the_reported_time():
+    """huggingface/trl pull request 6845; of the peaks, the 8B's alone is met."""
+    long = {"kind": "train", "method": "full", "sequence_length": 2**20, "global_batch_size": 1}
+    for model, seconds, peak in (
+        ("Qwen/Qwen3-8B", 364, 56.2e9),
+        ("Qwen/Qwen3-32B", 1295, None),
+        ("Qwen/Qwen3-30B-A3B", 483, None),
+        ("Qwen/Qwen3-0.6B", 137, None),
+    ):
+        found = ask(
+            model=model,
+            cluster=cluster("h100-sxm-80gb") | {"host_memory_bytes": 2**41},
+            workload=long,
+            strategy={
+                "context_parallel_size": 8, "zero_stage": 3, "activation_recomputation": "full",
+                "weight_dtype": "bf16", "compute_dtype": "bf16",
+                "offload": {"activations_cpu": 1.0},
+            },
+            engine="trl",
+        )  # fmt: skip
+        assert found.performance.step_seconds == pytest.approx(seconds, rel=0.25), model
+        if peak:
+            assert found.memory.per_device_peak_bytes == pytest.approx(peak, rel=0.3), model
+
+
+def test_a_model_of_865_gb_and_two_pools_are_answered_as_reported():
+    # vllm-project/recipes issues 381, 832: DeepSeek-V4-Pro needs 16 H100 or eight H200.
+    served = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}
+    for device, nodes, fits in (
+        ("h100-sxm-80gb", 1, False), ("h100-sxm-80gb", 2, True), ("h200-sxm-141gb", 1, True),
+    ):  # fmt: skip
+        found = search(
+            model="deepseek-ai/DeepSeek-V4-Pro",
+            cluster=cluster(device, nodes=nodes),
+            workload=served,
+            engine="vllm",
+            top=1,
+        )
+        assert bool(found.plans) == fits, (device, nodes)
+        if not fits:
+            assert any(each.title == "16 devices instead of 8" for each in found.suggestions)
+
+    # sgl-project/sglang pull request 4880: two pools decode faster than two replicas, with the
+    # same throughput (407.6 tokens/s).
+    pools, replicas = (
+        ask(
+            model="Qwen/Qwen2.5-7B-Instruct",
+            cluster=cluster("a10", 4, 2),
+            workload={
+                "kind": "serve", "input_tokens": 8192, "output_tokens": 512,
+                "request_rate_per_second": 0.8,
+            },
+            strategy={"quantization": "gptq", "tensor_parallel_size": 4, **layout},
+            engine="sglang",
+        ).performance
+        for layout in (
+            {"disaggregated": {"prefill_devices": 4, "decode_devices": 4}},
+            {"data_parallel_size": 2},
+        )
+    )  # fmt: skip
+    assert pools.tpot_seconds < 0.9 * replicas.tpot_seconds
+    for found in (pools, replicas):
+        assert found.output_tokens_per_second == pytest.approx(407.6, rel=0.05)
+
+
+def test_single_streams_on_h100_decode_as_reported():
+    """sgl-project/sglang pull request 4716 and vllm-project/vllm pull request 16937."""
+    for model, devices, engine, lengths, tokens_per_second in (
+        ("meta-llama/Llama-3.1-70B", 8, "sglang", (128, 512), 88.6),
+        ("meta-llama/Llama-3.1-8B", 1, "vllm", (128, 256), 133),
+    ):
+        found = ask(
+            model=model,
+            cluster=cluster("h100-sxm-80gb", devices),
+            workload=SERVED | dict(zip(("input_tokens", "output_tokens"), lengths, strict=True)),
+            strategy={"tensor_parallel_size": devices},
+            engine=engine,
+        )
+        rate = found.performance.output_tokens_per_second
+        assert rate == pytest.approx(tokens_per_second, rel=0.2), model
 
 
 def test_graphs_of_early_vllm_and_estimates_that_took_most_of_a_device_are_told():

@@ -13,7 +13,9 @@ import yaml
 
 from planner.api import parse_model, plan
 from planner.exports.registry import FORMATS
+from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import PlanAnswer, PlanRequest
+from planner.specs.workload import Strategy
 from runners.cli import output
 from runners.cli.errors import ExitCode
 from runners.cli.main import COMMANDS
@@ -249,6 +251,33 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_figure(slipway, monkey
         body, _, note = shown.partition("Not shown in")
         assert set(figures.findall(body)) <= whole, columns
         assert ("Price/h" in note) == (columns < 70)
+
+
+def test_what_is_refused_or_missed_is_said_in_the_words_of_the_options(slipway):
+    serve = ("plan", "serve", "qwen3-8b", "--on", "h100")
+    for field, spec in (("cluster.foo", ClusterSpec), ("pins.prefill_devices", Strategy)):
+        done = slipway(*serve, "--set", f"{field}=1")
+        refused, _, named = done.err.partition("; nearest: ")
+        assert (done.code, f"{field}: there is no such field" in refused) == (ExitCode.USAGE, True)
+        assert {*named.strip().split(", ")} <= {*spec.model_fields}, field
+    missed = slipway(*serve, "--ttft-p95", "1ms", "--concurrency", "1", "--engine", "vllm")
+    assert missed.code == ExitCode.NOTHING_FITS
+    assert re.search(r"it would with: TTFT p95 of [\d.]+ ms, the best found", missed.err)
+    assert "ttft_p95_seconds" not in missed.err
+    assert "1 concurrent request:" in missed.out
+
+
+def test_a_terminal_of_ascii_gets_every_name_and_a_closed_pipe_no_traceback(folders):
+    program = "import sys; from runners.cli.main import run; sys.exit(run())"
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    for shell in ('"$0" -c "$1" devices find h200', '"$0" -c "$1" devices | head -n 1'):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {shell}", sys.executable, program],
+            env=environment, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, shell
+        assert done.stdout.isascii(), shell
+        assert done.stdout, shell
 
 
 def test_sizes_have_a_suitable_unit_and_api_lists_operations_alone(slipway):
