@@ -155,7 +155,8 @@ def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
     factor, term = torch.tensor(terms, dtype=logits.dtype).to(logits.device).unbind(dim=1)
     found = logits[places]
     changed = torch.where(found > 0, found / factor, found * factor) - term
-    return logits.index_put(places, changed)
+    most = torch.finfo(logits.dtype).max  # of a factor near 0: an infinite logit has no weight
+    return logits.index_put(places, changed.clamp(-most, most))
 
 
 def _held(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
@@ -233,7 +234,7 @@ def _passed(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     block, rest = _step(blocks.sum(dim=-1, dtype=torch.float64), draws)
     within = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
     token, _rest = _step(within.double(), rest)
-    return (block * BLOCK + token)[:, 0]
+    return (block * BLOCK + token)[:, 0].clamp(max=weights.shape[-1] - 1)  # not in the padding
 
 
 def _step(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,6 +92,19 @@ def test_a_state_set_here_is_recorded(as_root, host):
     assert Event.objects.filter(kind="host.state").last().to_state == "maintenance"
 
 
+def test_a_name_that_folds_to_one_that_exists_is_refused(as_root, alice):
+    """By case and by Unicode's compatible forms; a name with an accent is another one."""
+    for name, is_taken in (
+        ("alice", True), ("Alice", True), ("ALICE", True), ("\uff21\uff4c\uff49\uff43\uff45", True),
+        ("al\u00edce", False), ("ali\u0301ce", True),  # decomposed, as the one before it
+    ):  # fmt: skip
+        words = {"username": name, "usable_password": "true"}
+        words |= dict.fromkeys(("password1", "password2"), "Greek-letters-9-of-them")
+        as_root.post(reverse("admin:auth_user_add"), words)
+        assert User.objects.filter(username__iexact=name).exists() or is_taken, name
+        assert User.objects.count() == (2 if is_taken and "\u0301" not in name else 3), name
+
+
 def test_only_staff_gets_in(alice, olga):
     assert client_of(alice).get("/admin/").status_code == 302
     assert client_of(olga).get("/admin/login/?next=/admin/").status_code == 403

@@ -424,6 +424,24 @@ def test_draws_follow_the_distribution(monkeypatch):
             assert likelihood > 0.001, (changes, candidates)
 
 
+def test_odd_parameters_of_one_request_change_no_token_of_its_neighbours():
+    plain = [Sampler(Sampling(1, seed=seed), prompt=[0, 7]) for seed in range(4)]
+    alone = [each.token for each in choose(LOGITS.expand(4, -1), plain)]
+    for odd in (
+        {"temperature": 1e-300}, {"temperature": 5e-324}, {"top_p": 5e-324}, {"top_k": 10**30},
+        {"min_p": 1.0}, {"seed": 2**63 - 1}, {"repetition_penalty": 1e-320},
+        {"repetition_penalty": 1e-30}, {"logit_bias": tuple((at, -100.0) for at in range(8))},
+    ):  # fmt: skip
+        strange = Sampler(Sampling(1, **{"seed": 5, **odd}), prompt=[0, 7])
+        beside = [Sampler(Sampling(1, seed=seed), prompt=[0, 7]) for seed in range(4)]
+        first, *found = choose(LOGITS.expand(5, -1), [strange, *beside])
+        assert [each.token for each in found] == alone, odd
+        assert first.token in range(len(LOGITS)), odd
+    # Logits of a model that overflowed: any token, but one of the vocabulary.
+    (lost,) = choose(torch.full((1, len(LOGITS)), torch.nan), plain[:1])
+    assert lost.token in range(len(LOGITS))
+
+
 WISHES = [
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.3},
