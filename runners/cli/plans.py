@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
 
 ID_DIGITS, LEAST_DIGITS = 10, 4
+LAST = "last"  # names the plan that was kept last
 ID = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},{ID_DIGITS}}}")
 VOLATILE = {"id", "searched"}  # fields of an answer that differ between two equal searches
 
@@ -46,7 +47,7 @@ def keep_plan(answer: "PlanAnswer") -> "PlanAnswer":
 
 
 def load_plan(name: str) -> "PlanAnswer":
-    """Return a kept plan by its id or the beginning of it, or an answer from a file or ``-``.
+    """Return a kept plan by its id, the beginning of it or ``last``; or an answer from a file.
 
     Raises:
         CliError: nothing has this id, several begin with it, or a file holds no answer.
@@ -125,6 +126,8 @@ def _kept_path(name: str) -> Path | None:
     """Return the file of a kept plan, or None if the name is that of a file."""
     if name == "-" or is_file(Path(name)):
         return None
+    if name == LAST and (kept := complete_plan("")):
+        return plans_folder() / f"{kept[0]}.json"
     if ID.fullmatch(name):
         found = sorted(plans_folder().glob(f"{name}*.json"))
         if len(found) == 1:
@@ -158,7 +161,8 @@ PlanArgument = Annotated[
     str,
     typer.Argument(
         metavar="PLAN",
-        help="The id of a kept plan, a file of `plan -o json`, or - for standard input.",
+        help="The id of a kept plan, last for the newest, a file of `plan -o json`, or - for "
+        "standard input.",
         autocompletion=complete_plan,
     ),
 ]

@@ -120,6 +120,8 @@ def print_plan(answer: PlanAnswer, assumed: Sequence[str] = ()) -> None:
         columns = ("Figure", "Predicted", "80 % interval", "Origin")
         show(table(columns, list(figure_rows(best, kind)), fixed=range(4)))
         show(f"Memory: {memory_words(best)}")
+        if doubt := memory_doubt(best):
+            show(doubt)
         bound = BOUND_WORDS.get(best.bound_by, best.bound_by)
         show(f"Limited by: {bound}. Class of the modelled figures: {best.error_class}\n")
     if len(answer.plans) > 1:
@@ -335,6 +337,18 @@ def memory_words(plan: Estimate) -> str:
         held = ", for the copy of a checkpoint" if copies else ""
         words.append(f"and {binary_size(plan.memory.host_bytes)} in host memory{held}")
     return ", ".join(words)
+
+
+def memory_doubt(plan: Estimate) -> str:
+    """Return what to expect if the interval of the peak ends beyond a device's memory, or ""."""
+    peak, capacity = plan.memory.per_device_peak_bytes, plan.memory.capacity_bytes
+    _, high = plan.interval.get("per_device_peak_bytes", (peak, peak))
+    if high <= capacity:
+        return ""
+    return (
+        f"It may not fit: the interval of its memory ends at {binary_size(int(high))}, beyond the "
+        f"{binary_size(capacity)} of a device"
+    )
 
 
 def comparison(answer: PlanAnswer) -> "Table":

@@ -97,6 +97,7 @@ def test_a_plan_has_the_id_of_its_content_and_is_exported_and_explained_by_it(sl
     assert "ctx-size" in slipway("export", answer.id, "--to", "llama.cpp").out
     assert "CLAIM" in slipway("export", answer.id, "--to", "vllm", "--measure").out
 
+    assert slipway("explain", "last").out == slipway("explain", answer.id).out
     told = slipway("explain", answer.id)
     for rejection in answer.rejected.values():
         assert rejection.family in told.out
@@ -265,6 +266,18 @@ def test_what_is_refused_or_missed_is_said_in_the_words_of_the_options(slipway):
     assert re.search(r"it would with: TTFT p95 of [\d.]+ ms, the best found", missed.err)
     assert "ttft_p95_seconds" not in missed.err
     assert "1 concurrent request:" in missed.out
+
+
+def test_a_plan_whose_interval_exceeds_the_memory_says_so_and_another_does_not(slipway):
+    full = ("plan", "tune", "qwen3-8b", "--on", "8xa100", "--method", "full")
+    for arguments, is_doubtful in ((full, True), (SERVE, False)):
+        done = slipway(*arguments, "-o", "json")
+        best = answer_of(done).plans[0]
+        high = best.interval["per_device_peak_bytes"][1]
+        assert (high > best.memory.capacity_bytes) == is_doubtful, arguments
+        assert ("It may not fit: the interval" in slipway(*arguments).out) == is_doubtful, (
+            arguments
+        )
 
 
 def test_a_terminal_of_ascii_gets_every_name_and_a_closed_pipe_no_traceback(folders):
