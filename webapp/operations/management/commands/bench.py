@@ -73,7 +73,7 @@ class Figure(NamedTuple):
 
 
 def planner_import() -> Iterator[Figure]:
-    """Measure `import planner.api` against a Python that imports nothing.
+    """Measure the CPU time of `import planner.api` beyond a Python that imports nothing.
 
     An installed planner has compiled bytecode, as pip writes it; the first import after a change,
     which compiles it, is measured as well. The API functions import their implementation at the
@@ -92,8 +92,8 @@ def planner_import() -> Iterator[Figure]:
             _python(code, bytecode=cache)
         for _ in range(ROUNDS):
             for name, code in named.items():
-                times[name].append(_timed(partial(_python, code, bytecode=cache)))
-            times["compiling"].append(_timed(lambda: _python(named["doors"])))
+                times[name].append(_cpu_seconds(partial(_python, code, bytecode=cache)))
+            times["compiling"].append(_cpu_seconds(lambda: _python(named["doors"])))
     empty, planner, doors, estimated, planned, compiling = map(median, times.values())
     yield Figure("Python alone", empty, "s")
     yield Figure("import planner", planner - empty, "s", IMPORT_GOAL)
@@ -141,20 +141,20 @@ def command_line() -> Iterator[Figure]:
 
 
 def estimates() -> Iterator[Figure]:
-    """Measure how many fixed strategies are estimated per second."""
+    """Measure how many fixed strategies are estimated per second of CPU time."""
     request = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
     estimate(request)
-    seconds = median(_timed(lambda: estimate(request)) for _ in range(100))
+    seconds = median(_cpu_seconds(lambda: estimate(request)) for _ in range(100))
     yield Figure("one estimate", seconds, "s")
     yield Figure("estimates", 1 / seconds, "1/s")
 
 
 def replan() -> Iterator[Figure]:
-    """Measure the planning time after a change in the wizard, against one estimate."""
+    """Measure the CPU time of a plan after a change in the wizard, against one estimate."""
     request = PlanRequest.model_validate(SERVE)
     fixed = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
     seconds = speed.planning_seconds(request, ROUNDS)
-    one_estimate = median(_timed(lambda: estimate(fixed)) for _ in range(ROUNDS))
+    one_estimate = median(_cpu_seconds(lambda: estimate(fixed)) for _ in range(ROUNDS))
     yield Figure("re-plan", seconds, "s")
     yield Figure("re-plan / one estimate", seconds / one_estimate, "ratio")
 
@@ -382,18 +382,17 @@ def _row(figure: Figure) -> dict[str, Any]:
     return figure._asdict() | {"ratio": ratio}
 
 
-def _timed(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
-
-
 def _cpu_seconds(run: Callable[[], object]) -> float:
-    """Return the CPU time, user and system, of the processes that a function starts and awaits."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Return the CPU time of a function and of the processes that it starts and awaits."""
+    before = _cpu_clock()
     run()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _cpu_clock() - before
+
+
+def _cpu_clock() -> float:
+    """Return the CPU time, user and system, of this process and its ended children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _python(code: str, bytecode: str | None = None, *, is_quiet: bool = False) -> None:
