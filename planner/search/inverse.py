@@ -12,12 +12,13 @@ from planner.catalog.models import get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
 from planner.search.engine import best_with_cluster, explore
-from planner.search.question import clusters_of, figure, memory_of, questions, relative_violation
+from planner.search.question import clusters_of, figure, memory_of, questions
 from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import BadRequestError, Dtype, PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
+    MEMORY,
     Bound,
     Estimate,
     FirstFailure,
@@ -63,7 +64,7 @@ class Probe:
             except PlannerError as error:
                 constraint = error.field or error.code
                 reason = FirstFailure(value=value, reason=error.message, constraint=constraint)
-                self.no[value] = min(self.no.get(value, reason), reason, key=shortfall)
+                self.no[value] = min(self.no.get(value, reason), reason, key=distance)
                 continue
             best = best_with_cluster(request, exploration)
             if best is not None:
@@ -71,7 +72,7 @@ class Probe:
                 self.no.pop(value, None)
                 return
             missed = closest_violation(value, list(exploration.rejected.values()))
-            self.no[value] = min(self.no.get(value, missed), missed, key=shortfall)
+            self.no[value] = min(self.no.get(value, missed), missed, key=distance)
 
     def merge(self, other: "Probe", cluster: ClusterSpec) -> None:
         """Add another probe's results, which are of one cluster, under "value on cluster" keys."""
@@ -86,11 +87,15 @@ class Probe:
         return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
 
 
-def shortfall(beyond: FirstFailure) -> float:
-    """Return by how much a limit is violated, relative to it; infinite if no number decided."""
-    if beyond.required is None or not beyond.limit:
-        return math.inf
-    return abs(beyond.required / beyond.limit - 1)
+def distance(failure: Rejection | FirstFailure) -> tuple[bool, float]:
+    """Return how far a failure is from a plan: whether it exceeds memory, then by how much.
+
+    What fits and misses a target runs; what does not fit does not, by however little. The relative
+    excess is infinite if no number decided.
+    """
+    if failure.required is None or not failure.limit:
+        return True, math.inf
+    return failure.constraint == MEMORY, abs(failure.required / failure.limit - 1)
 
 
 def full_estimate_of(request: PlanRequest, cluster: ClusterSpec, found: Estimate) -> Estimate:
@@ -102,16 +107,17 @@ def full_estimate_of(request: PlanRequest, cluster: ClusterSpec, found: Estimate
 
 
 def closest_violation(value: float | str, rejections: Sequence[Rejection]) -> FirstFailure:
-    """Return the rejection with the smallest relative violation as a failure."""
+    """Return the rejection nearest to a plan as a failure; of one without numbers, all reasons."""
     numbered = [rejection for rejection in rejections if rejection.required is not None]
     if not numbered:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "no strategy applies"
         return FirstFailure(value=value, reason=reasons, constraint="applicability")
-    closest = min(numbered, key=relative_violation)
+    closest = min(numbered, key=distance)
     return FirstFailure(
         value=value,
         reason=f"{closest.family}: {closest.reason}",
         constraint=closest.constraint,
+        family=closest.family,
         required=closest.required,
         limit=closest.limit,
         unit=closest.unit,
@@ -148,7 +154,7 @@ def largest_step(works: Callable[[int], bool], top: int) -> int:
 
 
 GROWING = ("kv_cache", "activations")
-MEMORY_LIMITS = frozenset({"memory", "max_concurrency"})
+MEMORY_LIMITS = frozenset({MEMORY, "max_concurrency"})
 PEAK = "per_device_peak_bytes"
 
 
@@ -238,7 +244,7 @@ def _closest_failure(question: str, probe: Probe) -> FirstFailure | None:
     """
     refused = list(probe.no.values())
     if question == "cheapest_instance":
-        return min(refused, key=shortfall, default=None)
+        return min(refused, key=distance, default=None)
     if question in {"largest_model", "fewest_devices"}:
         refused.reverse()
     return next(iter(refused), None)
@@ -415,7 +421,7 @@ def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> L
             probe.no[key] = FirstFailure(
                 value=name,
                 reason=reason,
-                constraint="memory",
+                constraint=MEMORY,
                 required=need,
                 limit=memory,
                 unit="B",

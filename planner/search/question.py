@@ -12,6 +12,7 @@ from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
     APPLICABILITY,
+    MEMORY,
     OWN_FIGURES,
     Bound,
     Estimate,
@@ -281,12 +282,28 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
 def first_violation(
     estimate: Estimate, limits: Mapping[str, Bound]
 ) -> tuple[str, float | None, float] | None:
-    """Return the first violated constraint: its name, the value and the limit."""
+    """Return the first violated constraint: its name, the value and the limit.
+
+    A percentile that was not simulated, though its mean does not exceed it, violates only where no
+    other constraint does: another one was the reason not to simulate.
+    """
+    unknown: tuple[str, float | None, float] | None = None
     for name, bound in limits.items():
         violated = violation(figure(estimate, name), bound)
-        if violated is not None:
-            return name, *violated
-    return None
+        if violated is None:
+            continue
+        if violated[0] is None and _mean_may_do(estimate, name, bound):
+            unknown = unknown or (name, *violated)
+            continue
+        return name, *violated
+    return unknown
+
+
+def _mean_may_do(estimate: Estimate, name: str, bound: Bound) -> bool:
+    """Return whether a percentile's mean is known and does not prove that it exceeds its limit."""
+    far = mean_bound(name, bound)
+    mean = None if far is None else figure(estimate, far[0])
+    return far is not None and mean is not None and mean <= far[1]
 
 
 def violation(value: float | None, bound: Bound) -> tuple[float | None, float] | None:
@@ -388,7 +405,7 @@ class Rejections:
             f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
         )
         self._add(
-            estimate, LimitViolation("memory", reason, required, usable_bytes, "B"), strategies
+            estimate, LimitViolation(MEMORY, reason, required, usable_bytes, "B"), strategies
         )
 
     def add_constraint(

@@ -309,6 +309,7 @@ OWN_FIGURES: Mapping[str, FieldInfo] = {
 FIGURES: Mapping[str, FieldInfo] = {**Performance.model_fields, **OWN_FIGURES}
 # The constraint of a rejection without numbers: a technique does not apply.
 APPLICABILITY = "applicability"
+MEMORY = "memory"
 Objective = Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
 Purpose = Literal["fit", "target"]
 # Only memory and weight quality decide whether a plan fits; all other limits are targets.
@@ -497,11 +498,16 @@ class InverseRequest(PlanRequest):
 
 
 class FirstFailure(SparseSpec):
-    """The failure one step beyond a limit: the value, and the limit that it violates."""
+    """The failure one step beyond a limit: the value, and the limit that it violates.
+
+    Of all strategies it is that of the one nearest to a plan, whose ``family`` is named: one that
+    fits and misses a target is nearer than one that does not fit.
+    """
 
     value: int | float | str
     reason: str
     constraint: str
+    family: str = ""
     required: float | None = None
     limit: float | None = None
     unit: str = ""

@@ -50,10 +50,10 @@ from tests.planner.asking import (
 GIB = 1024**3
 
 
-def missed(family, required, limit):
+def missed(family, required, limit, constraint="memory"):
     return Rejection(
         family=family,
-        constraint="memory",
+        constraint=constraint,
         reason=f"{required} of {limit}",
         required=required,
         limit=limit,
@@ -107,6 +107,10 @@ def test_the_closest_miss_is_told_or_every_reason_without_numbers():
     assert found.reason.startswith("near: ")
     assert relative_violation(near) == pytest.approx(0.1)
     assert relative_violation(far) == pytest.approx(2.0)
+
+    # What fits and misses a target is nearer to a plan than what does not fit.
+    late = missed("late", 9.0, 1.0, "ttft_seconds")
+    assert closest_violation(7, [near, late]).constraint == "ttft_seconds"
 
     words = [
         Rejection(family="a", constraint="applicability", reason="it is dense"),
@@ -462,6 +466,17 @@ def test_the_limit_that_is_named_is_the_one_that_was_missed():
         )
         miss = first_violation(estimate, {"ttft_seconds": bound})
         assert miss == (None if found is None else ("ttft_seconds", 50.0, found)), (bound, found)
+
+
+def test_a_percentile_that_another_limit_left_unsimulated_is_no_violation():
+    found = ask(engine="vllm")
+    times = {"ttft_seconds": 0.7, "tpot_seconds": 0.2}
+    times |= {"ttft_p95_seconds": None, "tpot_p95_seconds": None}
+    found = found.model_copy(update={"performance": found.performance.model_copy(update=times)})
+    limits = {"ttft_p95_seconds": Bound(max=1.0), "tpot_p95_seconds": Bound(max=0.05)}
+    assert first_violation(found, limits) == ("tpot_p95_seconds", None, 0.05)
+    limits["tpot_p95_seconds"] = Bound(max=0.5)
+    assert first_violation(found, limits) == ("ttft_p95_seconds", None, 1.0)
 
 
 def test_what_is_exactly_at_a_limit_keeps_it_and_a_missing_figure_breaks_any():

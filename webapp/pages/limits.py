@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django import forms
@@ -49,8 +49,8 @@ from webapp.core.display import (
 )
 from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
-from webapp.plans.alternatives import TARGET_WORDS
-from webapp.plans.engine_words import engine_title
+from webapp.plans.alternatives import TARGET_WORDS, target_words
+from webapp.plans.engine_words import engine_title, family_words
 from webapp.plans.explanation import device_words, dtype_words, strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
@@ -336,6 +336,7 @@ class LimitAnswer:
     rows: tuple[MemoryRow, ...] = ()
     ends: str = ""
     others: tuple[Row, ...] = ()
+    untargeted: str = ""  # what there is without the latency target, where only that is missed
     searched: str = ""
     calibration: str = ""
 
@@ -451,11 +452,15 @@ def _failure_sentence(failure: FirstFailure | None, unit: str, *, enough: bool) 
 
 def _reason(failure: FirstFailure) -> str:
     """Return the reason of the first failure; for targets, with both times."""
-    words = TARGET_WORDS.get(failure.constraint)
-    if words and failure.required and failure.limit:
-        return f"{words} {exact(failure.required)}, the target is {exact(failure.limit)}"
+    family = family_words(failure.family)
+    weights, is_weights, _ = family.partition(" weights")
+    fits = f"{weights} weights fit; " if is_weights else ""
+    if (words := target_words(failure)) and failure.required and failure.limit:
+        return f"{fits}{words} {exact(failure.required)}, the target is {exact(failure.limit)}"
     if failure.constraint == "max_concurrency" and failure.required and failure.limit:
         return f"memory holds {whole(failure.required)} at once, not {whole(failure.limit)}"
+    if failure.constraint in TARGET_WORDS:
+        return f"{fits}{failure.reason.removeprefix(f'{failure.family}: ')}"
     return failure.reason
 
 
@@ -523,12 +528,29 @@ def _answer(form: LimitForm, team: Team | None) -> LimitAnswer | None:
         fault = faults_in(error)[0]
         form.refuse(fault.sentence, fault.path[-1])
         return None
-    plan = Plan(team=team, draft=stored_draft(document))
     try:
-        return shown(limit_of(plan, form.question.key), document)
+        answer = _limit_for(document, form.question, team)
+        untargeted = _untargeted(answer, document, form.question, team)
     except DraftProblem as problem:
         form.refuse(problem.sentence, problem.field)
         return None
+    return replace(shown(answer, document), untargeted=untargeted)
+
+
+def _untargeted(
+    answer: InverseAnswer, document: PlanDocument, question: Question, team: Team | None
+) -> str:
+    """Return the limit without the latency target, "" unless that alone is missed."""
+    missed = answer.smallest and answer.smallest.constraint
+    if missed not in TARGET_WORDS or document.latency_target == "none":
+        return ""
+    free = document.model_copy(update={"latency_target": "none"})
+    found = _limit_for(free, question, team).limits
+    return _sentence(question.key, found[0]) if found else ""
+
+
+def _limit_for(document: PlanDocument, question: Question, team: Team | None) -> InverseAnswer:
+    return limit_of(Plan(team=team, draft=stored_draft(document)), question.key)
 
 
 def _team(request: HttpRequest) -> Team | None:

@@ -11,6 +11,7 @@ from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
     APPLICABILITY,
+    FirstFailure,
     PlanAnswer,
     PlannedStrategy,
     Purpose,
@@ -67,6 +68,15 @@ TARGET_WORDS = {
     for figure, words in (("ttft", "the first token"), ("tpot", "each further token"))
     for percentile, name in PERCENTILES.items()
 }
+
+
+def target_words(failure: Rejection | FirstFailure) -> str:
+    """Return the words of a missed target before its time; "" where the mean alone decided.
+
+    Its numbers are then of the mean, and the reason says so.
+    """
+    is_of_mean = "the mean " in failure.reason
+    return "" if is_of_mean else TARGET_WORDS.get(failure.constraint, "")
 
 
 class Column(NamedTuple):
@@ -259,8 +269,8 @@ def _rejected_family(name: str, rejection: Rejection) -> RejectedFamily:
     limit = str(quantity(rejection.limit, unit)) if rejection.limit is not None else DASH
     constraint = rejection.constraint.replace("_", " ")
     reason = rejection.reason
-    if rejection.constraint in TARGET_WORDS:
-        reason = f"{TARGET_WORDS[rejection.constraint]} {required}, the target is {limit}"
+    if words := target_words(rejection):
+        reason = f"{words} {required}, the target is {limit}"
     return RejectedFamily(
         family_words(rejection.family or name),
         constraint,

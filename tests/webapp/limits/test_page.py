@@ -92,6 +92,13 @@ def test_memory_at_the_limit_is_drawn_and_what_does_not_begin_says_why(alice):
     assert "GiB" in page
 
 
+def test_a_missed_target_names_what_fits_and_the_limit_without_the_target(alice):
+    machine = {"hardware": "cpu-epyc-7742-2s", "concurrency": "64"}
+    page = ask(alice, "longest_context", **machine, latency_target="chat")
+    assert "GGUF Q8_0 weights fit; the mean TPOT is " in page
+    assert re.search(r'latency_target=none[^"]*">Up to [\d,\s]+tokens of context', page)
+
+
 def test_a_bad_value_is_refused_beside_its_field(alice):
     for field, value, said in [
         ("model", "llama-99", "nearest: "),
