@@ -94,6 +94,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("plans/<str:plan_id>/<slug:tab>/", plans.plan_detail, name="plan-tab"),
     # limits
     path("limits/", limits.limits, name="limits"),
+    path("choices/models/", model_catalog.model_choices, name="model-choices"),
+    path("choices/devices/", model_catalog.device_choices, name="device-choices"),
     # modelhub
     path("models/", model_catalog.model_list, name="model-list"),
     path("models/new/", model_catalog.model_new, name="model-new"),

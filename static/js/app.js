@@ -116,12 +116,10 @@ const JUMPS = {
 const palette = document.getElementById("palette");
 if (palette) {
   const input = palette.querySelector("input");
-  const list = palette.querySelector("[role=listbox]");
+  const popup = new slipway.ListPopup(input, palette.querySelector("[role=listbox]"));
   let asked = 0;
   let answered = null; /* the text that the list answers */
   let isEntered = false; /* Enter was pressed before the answer came */
-  const options = () => [...list.querySelectorAll("[role=option]")];
-  const choose = (at) => options().forEach((each, i) => each.setAttribute("aria-selected", String(i === at)));
   const seek = async () => {
     const turn = ++asked;
     const sought = input.value;
@@ -130,9 +128,8 @@ if (palette) {
     if (turn !== asked) return; /* a later letter was typed */
     answered = sought;
     const found = new DOMParser().parseFromString(text, "text/html").body;
-    list.replaceChildren(...document.importNode(found, true).childNodes);
-    choose(0);
-    if (isEntered && palette.open && sought === input.value) follow(options()[0]);
+    popup.show([...document.importNode(found, true).childNodes]);
+    if (isEntered && palette.open && sought === input.value) follow(popup.options[0]);
     if (sought === input.value) isEntered = false;
   };
   const follow = (entry) => { if (entry) location.assign(entry.href); };
@@ -140,24 +137,16 @@ if (palette) {
   input.addEventListener("input", () => { isEntered = false; clearTimeout(waiting); waiting = setTimeout(seek, 120); });
   input.addEventListener("keydown", (event) => {
     if (event.isComposing) return; /* Enter ends the composition of a word */
-    const all = options();
-    const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step && all.length) {
-      event.preventDefault();
-      choose((at + step + all.length) % all.length);
-      all[(at + step + all.length) % all.length].scrollIntoView({ block: "nearest" });
-    } else if (event.key === "Enter") {
-      event.preventDefault();
-      if (answered === input.value) follow(all[at]);
-      else isEntered = true;
-    }
+    if (popup.moved(event) || event.key !== "Enter") return;
+    event.preventDefault();
+    if (answered === input.value) follow(popup.active);
+    else isEntered = true;
   });
   document.addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey)) return;
     event.preventDefault();
     if (palette.open) palette.close();
-    else { input.value = ""; answered = null; isEntered = false; list.replaceChildren(); palette.showModal(); input.focus(); seek(); }
+    else { input.value = ""; answered = null; isEntered = false; popup.show([]); palette.showModal(); input.focus(); seek(); }
   });
   for (const dialog of document.querySelectorAll("dialog.palette")) {
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -32,3 +32,10 @@ def busy_effect(use: HostUse) -> str:
         f"Predictions are for an idle machine: expect a run that starts now to be {times}, and "
         "its speed to calibrate nothing."
     )
+
+
+def busy_note(host: Host | None) -> dict[str, str] | None:
+    """Return what uses a host now, and what that does to a run; None if nothing does."""
+    use = HostUse.of(host) if host else None
+    words = busy_words(host, use) if host else ""
+    return {"title": f"{words} now", "text": busy_effect(use)} if use and words else None

@@ -114,7 +114,8 @@ def forecast_left(job: Job) -> float | None:
     left = job.eta_seconds - max(0.0, age)
     is_counted = job.progress_done is not None and bool(job.progress_total)
     has_done_all = is_counted and (job.progress_done or 0.0) >= (job.progress_total or 0.0)
-    return None if left < -OVER_SECONDS and has_done_all else left
+    knows_rest = job.eta_seconds > 0  # of what follows the last step
+    return None if left < -OVER_SECONDS and has_done_all and not knows_rest else left
 
 
 def remaining_seconds(job: Job) -> float | None:
@@ -147,6 +148,15 @@ class Progress:
             return f"{about(self.remaining_seconds)} left"
         return "" if self.quiet_seconds is None else f"no news for {clock(self.quiet_seconds)}"
 
+    @property
+    def time_reason(self) -> str:
+        """Return why a job takes longer than expected, as far as its reports tell, or ""."""
+        if self.over_seconds is None:
+            return ""
+        if self.share == 1.0:
+            return "what follows its last step, evaluation and saving, takes longer"
+        return "it has become slower since its last report"
+
 
 def progress(job: Job) -> Progress:
     """Return a job's progress and, while it runs, the remaining time or since when it is quiet."""
@@ -159,10 +169,10 @@ def progress(job: Job) -> Progress:
     over = -left if left is not None and left < -OVER_SECONDS else None
     percent = "" if share is None else f"{int(share * 100)} %"
     found = Progress(share, percent, "", remaining_seconds(job), quiet_seconds(job), over)
-    words += [found.time_words] if found.time_words else []
+    words += [": ".join(filter(None, (found.time_words, found.time_reason)))]
     if job.phase and job.state not in FINAL_STATES:
         words.insert(0, job.phase)
-    return replace(found, words=" · ".join(words))
+    return replace(found, words=" · ".join(filter(None, words)))
 
 
 def _counted(job: Job) -> str:

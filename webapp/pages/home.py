@@ -35,6 +35,7 @@ from webapp.jobs.searching import MAX_ROWS, SHORTEST, Group, model_results, sear
 from webapp.jobs.transitions import words_for
 from webapp.pages.docs import search_docs
 from webapp.plans.models import Plan, PlanState
+from webapp.wizard.combobox import Several, several_devices
 
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
 QUEUED_TOO_LONG = timedelta(minutes=10)
@@ -288,19 +289,17 @@ def palette_entries(request: HttpRequest, query: str, groups: list[Group]) -> li
     What needs a higher role than the user's is left out.
     """
     words = folded(query.casefold().removeprefix("plan ")).split()
+    sought, on, hardware = query.partition(" on ")
     pages = [
         Entry("Go to", name, url)
         for name, url in OF_PALETTE
         if all(word in folded(name) for word in words)
     ]
     models = [
-        Entry(
-            "Plan",
-            f"Serve {name}",
-            f"{reverse('plan-new')}?{urlencode({'preset': 'serve', 'model': key})}",
-        )
-        for heading, _, rows in _models(request, query, groups)
+        _plan_entry(key, name, place)
+        for _, _, rows in _models(request, query, sought, groups)
         for key, name in rows[:MOST_ACTIONS]
+        for place in (several_devices(hardware) if on and hardware.strip() else [None])
     ]
     found = [
         Entry(heading, name, reverse(address, args=[key]))
@@ -317,15 +316,24 @@ def palette_entries(request: HttpRequest, query: str, groups: list[Group]) -> li
     return [*open_pages, *(each for each in models if _is_open(each, role)), *found, *docs]
 
 
+def _plan_entry(model: str, name: str, place: Several | None) -> Entry:
+    """Return the line that plans to serve a model, on named devices or the usual host."""
+    query = {"preset": "serve", "model": model}
+    if place:
+        query["hardware"] = f"{place.devices_per_node * place.nodes}x {place.device}"
+    words = f"Serve {name} on {place.words}" if place else f"Serve {name}"
+    return Entry("Plan", words, f"{reverse('plan-new')}?{urlencode(query)}")
+
+
 def _is_open(entry: Entry, role: Role) -> bool:
     """Return whether the page of an entry is for users of a role."""
     view = resolve(entry.url.partition("?")[0]).func
     return is_at_least(role, getattr(view, "required_role", Role.VIEWER))
 
 
-def _models(request: HttpRequest, query: str, groups: list[Group]) -> list[Group]:
-    """Return the groups of models; of “plan llama 70b” those of the words after “plan”."""
-    rest = query.casefold().removeprefix("plan ").strip()
+def _models(request: HttpRequest, query: str, sought: str, groups: list[Group]) -> list[Group]:
+    """Return the groups of models; of “plan llama 70b on 4x a100” those of “llama 70b”."""
+    rest = sought.casefold().removeprefix("plan ").strip()
     if rest != query.casefold() and len(rest) >= SHORTEST:
         groups = model_results(request.user, rest)
     return [group for group in groups if group[1] == "model-detail"]

@@ -25,6 +25,7 @@ from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs.artefacts import artefacts_of
+from webapp.jobs.busy_hosts import busy_note
 from webapp.jobs.calibration import as_read
 from webapp.jobs.calibration_effect import calibration_effect_of
 from webapp.jobs.compression_effect import before_after, significance_note, won_words
@@ -44,7 +45,7 @@ from webapp.jobs.measured_figures import (
 )
 from webapp.jobs.measured_targets import targets_of
 from webapp.jobs.mixtures import mixture_of
-from webapp.jobs.models import FINAL_STATES, Attempt, Job
+from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState
 from webapp.jobs.parts import PARAMETER, parts_for
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.points import operators_of, points_since, under_load
@@ -90,6 +91,10 @@ TABS = (
 )
 
 
+# While a busy host can be left to itself, at the cost of a start.
+BEFORE_THE_FIRST_STEP = (JobState.PREFLIGHT, JobState.STARTING)
+
+
 @require_GET
 @reads_query("since")
 def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
@@ -101,6 +106,7 @@ def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
     )
     context["points"] = fresh_points(request, job.current_attempt, context["charts"])
     context["preflight"] = preflight_of(job, context["events"])
+    context["busy"] = busy_note(job.host) if job.state in BEFORE_THE_FIRST_STEP else None
     if "HX-Request" not in request.headers:
         context["endpoint_key"] = key_shown_once(request, job)
     response = page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)

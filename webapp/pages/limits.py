@@ -55,15 +55,14 @@ from webapp.plans.explanation import device_words, dtype_words, strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
 from webapp.plans.verdict import ERROR_WORDS, Verdict, estimate_figures, evidence_url, memory_rows
+from webapp.wizard.combobox import device_choices, device_combobox, model_combobox
 from webapp.wizard.drafts import stored_draft
 from webapp.wizard.forms import (
     Choice,
     ModelForm,
     StepForm,
-    device_choices,
     form_field,
     from_form,
-    model_ids,
     to_form,
 )
 
@@ -213,11 +212,13 @@ class LimitForm(StepForm):
         self.question, self.chosen_goal = question, goal
         goals = [(each, GOALS[each][0]) for each in question.goals]
         self.fields["goal"] = forms.ChoiceField(label="Goal", choices=goals)
+        self.fields["model"].widget = model_combobox()
         own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
         groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
         self.fields["hardware"] = forms.ChoiceField(
             label="Hardware",
             choices=[*groups, *device_choices()],
+            widget=device_combobox(groups),
             help_text="All devices of a host are used." if own else "",
         )
         for name in HARDWARE_FIELDS:
@@ -512,7 +513,6 @@ def limits(request: HttpRequest) -> HttpResponse:
         "question": question,
         "form": form,
         "answer": answer,
-        "models": model_ids(),
         "tabs": [_tab(each, question, request) for each in QUESTIONS],
     }
     part = "limits/region.html" if "HX-Request" in request.headers else "limits/page.html"

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -19,7 +18,6 @@ from planner.catalog.models import (
     get_model,
 )
 from planner.specs.base import PlannerError, UnknownTechniqueError
-from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
@@ -49,7 +47,7 @@ from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Job
 from webapp.jobs.permissions import refusal
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change, stored_of_model
-from webapp.modelhub.catalog import FACETS, SORTS, CatalogRow, listed_models, makers
+from webapp.modelhub.catalog import FACETS, SORTS, listed_models, makers
 from webapp.modelhub.models import (
     TeamModel,
     kv_bytes_per_token,
@@ -57,12 +55,17 @@ from webapp.modelhub.models import (
     parameter_parts,
 )
 from webapp.plans.planning import fits_on
-from webapp.wizard.drafts import first_host
+from webapp.wizard.choosing import (
+    CONVERSATION_TOKENS,
+    device_notes,
+    fitting_dtype,
+    model_notes,
+    usual_place,
+)
 from webapp.wizard.forms import MAX_CONFIG_BYTES
 from webapp.wizard.model_form import ModelNewForm
 from webapp.wizard.technique_drafts import is_carried
 
-CONVERSATION_TOKENS = 2048
 FIT_DTYPES = ("bf16", "int8", "int4")
 UNPROCESSABLE = 422
 
@@ -75,7 +78,6 @@ class Fit(NamedTuple):
 
 
 PAGE_SIZE = 40
-FIT_ORDER = ("bf16", "int8", "int4")  # the best quality first
 
 
 @require_GET
@@ -92,15 +94,16 @@ def model_list(request: HttpRequest) -> HttpResponse:
     found = listed_models(query, maker, facets, sort)
     page = Paginator(found, PAGE_SIZE).get_page(page_number(request))
     is_of_catalog = bool(maker or any(facets.values()))  # which a team's models do not have
-    host = _usual_host(request)
+    membership = chosen_of(request, memberships_of(request.user))
+    place = usual_place(membership.team if membership else None)
     kept = request.GET.copy()
     kept.pop("page", None)
     context = {
         "team_models": () if is_of_catalog or page.number > 1 else team,
         "sort": sort,
         "page": page,
-        "rows": [(row, _fit_words(row, host)) for row in page],
-        "host": host[0] if host else None,
+        "rows": [(row, fitting_dtype(row.entry.id, place)) for row in page],
+        "host": place.host if place else None,
         "num_listed": len(found),
         "filter": query,
         "maker": maker,
@@ -131,29 +134,17 @@ def _head(query: QueryDict, name: str, sort: str) -> dict[str, str]:
     return {"direction": direction, "query": turned.urlencode()}
 
 
-def _usual_host(request: HttpRequest) -> tuple[Host, ClusterSpec] | None:
-    """Return the host that a new plan is for, with its cluster; None without a measured one."""
+@require_GET
+def model_choices(request: HttpRequest) -> HttpResponse:
+    """Return what a combobox says of models: those recent, those on hosts, and what fits."""
     membership = chosen_of(request, memberships_of(request.user))
-    host = first_host(membership.team) if membership else None
-    try:
-        return (host, cluster_for_host(host)) if host else None
-    except Problem:
-        return None
+    return JsonResponse(model_notes(request.user, membership.team if membership else None))
 
 
-def _fit_words(row: CatalogRow, place: tuple[Host, ClusterSpec] | None) -> str:
-    """Return the best weight dtype in which a model fits on a host, "" if none does."""
-    if place is None:
-        return ""
-    return _fitting_dtype(row.entry.id, place[1].model_dump_json())
-
-
-@lru_cache(maxsize=4096)
-def _fitting_dtype(model: str, cluster: str) -> str:
-    spec = ClusterSpec.model_validate_json(cluster)
-    tokens = min(CONVERSATION_TOKENS, get_model(model).max_position_embeddings)
-    estimates = ((dtype, fits_on(model, spec, dtype, tokens)) for dtype in FIT_ORDER)
-    return next((dtype for dtype, found in estimates if found and found.fits), "")
+@require_GET
+def device_choices(request: HttpRequest) -> HttpResponse:
+    """Return what a combobox says of devices: those recent."""
+    return JsonResponse(device_notes(request.user))
 
 
 @require_GET

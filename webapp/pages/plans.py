@@ -65,6 +65,7 @@ from webapp.plans.saving import (
     version_context,
     versions_of,
 )
+from webapp.plans.side_by_side import side_by_side
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.tunings.planning import tuning_refusal
 from webapp.wizard.documents import document_of, schema_address, yaml_of
@@ -177,7 +178,7 @@ def plan_list(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@reads_query("offers", "question")
+@reads_query("offers", "question", repeated=("strategy",))
 def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> HttpResponse:
     """Show a plan: the answer first, then the figures, then the reasons."""
     if tab not in TABS:
@@ -213,6 +214,9 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
     }
+    if tab == "alternatives":
+        ticked = request.GET.getlist("strategy")
+        context |= {"side": side_by_side(answer, document, ticked), "ticked": ticked}
     if tab == "exports":
         context["file"] = yaml_of(document_of(plan), schema_address(request))
     is_part = tab == "limits" and "HX-Request" in request.headers

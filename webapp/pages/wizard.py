@@ -35,6 +35,7 @@ from webapp.plans.places import draft_shape
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.saving import TRIES, PlanChangedError, changeable_plan, draft_of
 from webapp.wizard import steps
+from webapp.wizard.combobox import Several, several_devices
 from webapp.wizard.drafts import (
     PRESETS,
     SLUGS,
@@ -117,11 +118,12 @@ TOO_FEW = (
 
 @require_GET
 @require_role(Role.PRACTITIONER)
-@reads_query("preset", "model", "host", "technique")
+@reads_query("preset", "model", "host", "technique", "hardware")
 def plan_new(request: HttpRequest) -> HttpResponse:
     """Create a draft of what the link names, and redirect to its first open step.
 
-    ``model`` is the id of a model of the team or the catalog, ``technique`` a key of the catalog.
+    ``model`` is the id of a model of the team or the catalog, ``technique`` a key of the catalog,
+    ``hardware`` a number of a catalog device, such as ``4x a100-sxm4-80gb``.
     """
     preset = choice_in_query(request, "preset", PRESETS)
     model, technique = _model_in_query(request), _technique_in_query(request)
@@ -134,7 +136,7 @@ def plan_new(request: HttpRequest) -> HttpResponse:
         raise QueryProblem(
             "model", "The demo has a model of its own: leave out the parameter model."
         )
-    host = None
+    host, devices = None, _devices_in_query(request)
     if host_id := request.GET.get("host"):
         host = visible_or_404(Host, request.user, pk=host_id)
     plan = draft_begin(
@@ -144,6 +146,7 @@ def plan_new(request: HttpRequest) -> HttpResponse:
         model=model,
         host=host,
         technique=technique,
+        devices=devices,
     )
     if technique is not None:
         asked = host or first_host(plan.team)
@@ -151,7 +154,29 @@ def plan_new(request: HttpRequest) -> HttpResponse:
         place = "" if plan.document.hardware.host else of_catalog
         messages.info(request, f"This plan uses the technique {technique.title}.{place}")
     step = first_step(preset, has_model=model is not None, has_technique=technique is not None)
+    if devices and model is not None:
+        step = "review"
     return redirect("plan-step", plan.pk, step)
+
+
+def _devices_in_query(request: HttpRequest) -> Several | None:
+    """Return the devices that a link names.
+
+    Raises:
+        Http404: there are none.
+        QueryProblem: the demo or a host is named too.
+    """
+    if not (named := request.GET.get("hardware")):
+        return None
+    for other, words in (("host", "a host"), ("technique", "a technique")):
+        if request.GET.get(other):
+            raise QueryProblem("hardware", f"The link names {words}: leave out hardware.")
+    if request.GET.get("preset") == "demo":
+        raise QueryProblem("hardware", "The demo runs on a host: leave out hardware.")
+    found = several_devices(named, most=1)
+    if not found:
+        raise Http404(named)
+    return found[0]
 
 
 def _model_in_query(request: HttpRequest) -> TeamModel | str | None:

@@ -98,6 +98,11 @@ class Row:
     is_chosen: bool
     number: int = 0  # in ``strategies_of``
 
+    @property
+    def tick(self) -> str:
+        """Return the number as a form sends it."""
+        return str(self.number)
+
 
 def strategies_of(answer: PlanAnswer) -> tuple[PlannedStrategy, ...]:
     """Return the ranked strategies, then the other Pareto-optimal ones, each once."""

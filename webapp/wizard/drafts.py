@@ -52,6 +52,7 @@ from webapp.plans.places import (
     reachable_hosts,
 )
 from webapp.plans.targets import PERCENTILES
+from webapp.wizard.combobox import Several
 from webapp.wizard.forms import (
     GOAL_FIELDS,
     FormOfPart,
@@ -252,6 +253,7 @@ def draft_begin(
     model: TeamModel | str | None = None,
     host: Host | None = None,
     technique: Technique | None = None,
+    devices: Several | None = None,
 ) -> Plan:
     """Return a new draft plan; if the owner has an identical unedited draft, return that one.
 
@@ -263,6 +265,10 @@ def draft_begin(
         document = technique_document(technique, host)
     else:
         document, preset = _first_document(team, preset, model, host)
+    if devices is not None:
+        chosen = {"device": devices.device, "devices_per_node": devices.devices_per_node}
+        hardware = document.hardware.with_values(host=None, nodes=devices.nodes, **chosen)
+        document = document.model_copy(update={"hardware": hardware})
     draft = stored_draft(document, preset)
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)

@@ -1,22 +1,16 @@
 """Forms of the goal, model and hardware steps, and the form fields of all steps."""
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.core.validators import BaseValidator
-from django.forms.renderers import BaseRenderer
-from django.forms.utils import flatatt
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from planner.catalog.devices import devices_of_every_size
-from planner.catalog.models import checkpoint_name, list_models, model_from_config
+from planner.catalog.models import checkpoint_name, model_from_config
 from planner.specs.base import PlannerError
 from planner.specs.workload import Strategy
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
@@ -25,18 +19,18 @@ from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_o
 from runners.plans.pins import GOALS_OF, MOST, MOST_OF, PINS, POOLS
 from runners.plans.weights import is_gguf_repository
 from webapp.accounts.models import Team
-from webapp.core.display import gib, listed, sentence
+from webapp.core.display import listed, sentence
 from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
+from webapp.wizard.combobox import Select, device_choices, device_combobox, model_combobox
 
 # Form fields of the wizard: numbers whose errors state the limits, catalog choices.
 
 
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_DIGITS = 18  # of an integer; no model has a longer one
-Choices = list[tuple[str, Any]]
 
 
 class WholeNumber(WholeField):
@@ -63,42 +57,6 @@ class DecimalNumber(DecimalField):
     def prepare_value(self, value: object) -> object:
         """Return the value to show: a whole number without a decimal point."""
         return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-OPTION = '<option value="{}"{}>{}</option>'
-GROUP = '<optgroup label="{}">{}</optgroup>'
-
-
-class Select(forms.Select):
-    """A select element, written without a template for each option.
-
-    Django renders two for each: of the 180 devices of a list that was half of their page's time.
-    """
-
-    def render(
-        self,
-        name: str,
-        value: Any,  # noqa: ANN401 -- as Django has it
-        attrs: dict[str, Any] | None = None,
-        renderer: BaseRenderer | None = None,  # noqa: ARG002 -- as Django has it
-    ) -> SafeString:
-        """Return the element as HTML."""
-        options = self._options(self.choices, set(self.format_value(value)))
-        attributes = flatatt({"name": name, **self.build_attrs(self.attrs, attrs)})
-        return format_html("<select{}>{}</select>", attributes, options)
-
-    def _options(self, choices: Iterable[tuple[Any, Any]], chosen: Container[str]) -> SafeString:
-        rows = ((str(value), words) for value, words in choices)
-        return format_html_join(
-            "",
-            "{}",
-            (
-                (format_html(GROUP, value, self._options(words, chosen)),)
-                if isinstance(words, list | tuple)
-                else (format_html(OPTION, value, " selected" if value in chosen else "", words),)
-                for value, words in rows
-            ),
-        )
 
 
 class Choice(forms.TypedChoiceField):
@@ -217,24 +175,6 @@ def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
             f"This file is not text: {error}. Upload config.json, not the weights."
         ) from error
     return parse_config(text)
-
-
-@cache
-def device_choices() -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    """Return every catalog device with each memory it was sold with, grouped by vendor."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for device in devices_of_every_size():
-        label = f"{device.name or device.id} · {gib(device.memory_bytes)} GiB"
-        groups.setdefault(device.vendor or "Other", []).append((device.id, label))
-    return tuple(
-        (vendor, sorted(group, key=lambda pair: pair[1])) for vendor, group in groups.items()
-    )
-
-
-@cache
-def model_ids() -> tuple[str, ...]:
-    """Return every catalog model's id."""
-    return tuple(entry.id for entry in list_models())
 
 
 # Form fields made from the fields of a plan document.
@@ -453,7 +393,7 @@ class ModelForm(StepForm):
             required=False,
             choices=[("", "Choose one"), *choices],
         )
-        self.fields["catalog_id"].widget.attrs |= {"list": "catalog-models", "autocomplete": "off"}
+        self.fields["catalog_id"].widget = model_combobox()
 
     def clean(self) -> dict[str, Any]:
         """Check only the fields that the chosen source needs."""
@@ -562,7 +502,7 @@ class HardwareForm(StepForm):
 
     choice = forms.ChoiceField()
     on_lost_rank = form_field(HardwareChoice, "on_lost_rank")
-    device = forms.ChoiceField(label="Device", choices=device_choices, widget=Select)
+    device = forms.ChoiceField(label="Device")
     devices_per_node = form_field(HardwareChoice, "devices_per_node")
     nodes = form_field(HardwareChoice, "nodes")
     engine = forms.ChoiceField(label="Engine", required=False)
@@ -590,6 +530,9 @@ class HardwareForm(StepForm):
             )
         else:
             del self.fields["engine"]
+        self.fields["device"] = forms.ChoiceField(
+            label="Device", choices=device_choices(), widget=device_combobox()
+        )
         choices = [(f"host:{host.pk}", host.name) for host in hosts]
         choices += [(f"pool:{pool.pk}", pool.name) for pool in pools]
         self.fields["choice"] = forms.ChoiceField(choices=[*choices, (CATALOG, CATALOG)])

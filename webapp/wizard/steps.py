@@ -28,10 +28,10 @@ from webapp.core.site_settings import demo_seconds
 from webapp.hosts.machines import planned_words
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
-from webapp.hosts.use import HostUse
-from webapp.jobs.busy_hosts import busy_effect, busy_words
+from webapp.jobs.busy_hosts import busy_note
 from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Job
+from webapp.modelhub.catalog import catalog_rows
 from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
 from webapp.plans.engine_words import engines_named
@@ -53,7 +53,7 @@ from webapp.wizard.drafts import (
     stored_draft,
     summaries,
 )
-from webapp.wizard.forms import GOAL_CHOICES, GOAL_FIELDS, PinsForm, StepForm, model_ids
+from webapp.wizard.forms import GOAL_CHOICES, GOAL_FIELDS, PinsForm, StepForm
 from webapp.wizard.launch_form import LaunchForm, launch_form
 
 # ---------------------------------------------------------------------------
@@ -310,17 +310,10 @@ def _review(plan: Plan, rows: NamedRows, summary: Mapping[str, str]) -> Page:
         "review": [(step, whole[step.slug]) for step in STEPS[:-1]],
         "model_words": summary["model"],
         "note": note,
-        "busy": _busy(rows) if note.get("can") else None,
+        "busy": busy_note(rows.host) if note.get("can") else None,
         "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
         "launch_key": new_ulid(),
     }
-
-
-def _busy(rows: NamedRows) -> dict[str, str] | None:
-    """Return what uses the plan's host now, and what that does to a run; None if nothing does."""
-    use = HostUse.of(rows.host) if rows.host else None
-    words = busy_words(rows.host, use) if rows.host else ""
-    return {"title": f"{words} now", "text": busy_effect(use)} if use and words else None
 
 
 def _extras(
@@ -334,7 +327,7 @@ def _extras(
     if slug == "model":
         named = form["catalog_id"].value() if form else ""
         return {
-            "models": model_ids(),
+            "num_models": len(catalog_rows()),
             "shape_words": _catalog_words(named or ""),
             "demo_parameters": num_parameters(model_from_config(demo_config())),
         }

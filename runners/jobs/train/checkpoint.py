@@ -355,7 +355,7 @@ class CheckpointWriter:
     _buffers: HostBuffers = field(default_factory=lambda: HostBuffers(is_pinned=True))
     _thread: threading.Thread | None = None
     _error: Exception | None = None
-    _last_seconds: float = 0.0
+    last_seconds: float = 0.0
     _num_told: int = 0
 
     @property
@@ -430,7 +430,7 @@ class CheckpointWriter:
         if self.is_busy or self.num_written == self._num_told:
             return {}
         self._num_told = self.num_written
-        return {"checkpoint_write_seconds": self._last_seconds}
+        return {"checkpoint_write_seconds": self.last_seconds}
 
     def figures(self) -> dict[str, float]:
         """Return the totals of all writes for the result; empty if there was none."""
@@ -464,7 +464,7 @@ class CheckpointWriter:
                 write_checkpoint(self.folder, saved)
                 remove_older_checkpoints(self.folder, self.keep)
                 self.num_written += 1
-                self._last_seconds = time.monotonic() - began
-                self.written_seconds += self._last_seconds
+                self.last_seconds = time.monotonic() - began
+                self.written_seconds += self.last_seconds
         except Exception as error:  # noqa: BLE001 - raised by check() in the training thread
             self._error = error

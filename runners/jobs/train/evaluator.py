@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -328,6 +329,7 @@ class EarlyStopping:
 
 
 VALIDATION_TOKENS = 4096
+FINAL_EVALUATION_TOKENS = 8192  # the default of the other jobs, for comparable figures
 VALIDATIONS_PER_RUN = 8
 
 Aside = Callable[[PreTrainedModel], AbstractContextManager[None]]
@@ -367,6 +369,7 @@ class Evaluator:
     best: BestWeights = field(init=False)
     next_validation: float = 1.0 / VALIDATIONS_PER_RUN  # fraction of the run
     is_over: bool = False  # early stop: the ranks have agreed on it
+    validation_seconds: list[float] = field(default_factory=list)  # of each so far
 
     def __post_init__(self) -> None:
         self.patience = EarlyStopping(self.spec.early_stop_validations)
@@ -416,8 +419,10 @@ class Evaluator:
         model = self.layout.gathered_model()
         if model is None:
             return
+        began = time.monotonic()
         with self._phase(state), self.aside(model):
             evaluated = self._evaluated(model, state)
+        self.validation_seconds.append(time.monotonic() - began)
         self.patience.take(state, evaluated.loss)
         if self.spec.keep_best:
             self.best.take(model, evaluated, self.writer)
@@ -456,6 +461,17 @@ class Evaluator:
         metrics = self.held_out.validation(model)
         self.job.emitter.metric(metrics, step=state.step)
         return EvaluatedStep(state.step, metrics["validation_loss"])
+
+    @property
+    def final_seconds(self) -> float:
+        """Return the expected seconds of the evaluations after the last step.
+
+        They take a validation's time for each of its tokens; 0 until one was measured.
+        """
+        if not self.validation_seconds or not self.spec.keeps_model:
+            return 0.0
+        num_validations = FINAL_EVALUATION_TOKENS / VALIDATION_TOKENS + self.spec.keep_best
+        return num_validations * statistics.median(self.validation_seconds)
 
     def finish(self, model: PreTrainedModel, state: TrainState) -> None:
         """Evaluate the last weights, restore the best ones, and generate the final samples.

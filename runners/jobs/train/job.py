@@ -41,7 +41,12 @@ from runners.jobs.runtime import (
     weight_file_bytes,
 )
 from runners.jobs.train.classifying import classifier, read_labelled
-from runners.jobs.train.evaluator import HeldOutData, TextSampler, prompts_of
+from runners.jobs.train.evaluator import (
+    FINAL_EVALUATION_TOKENS,
+    HeldOutData,
+    TextSampler,
+    prompts_of,
+)
 from runners.jobs.train.kernels import evaluation_attention, set_attention
 from runners.jobs.train.quantized import (
     quantize_for_training,
@@ -54,9 +59,6 @@ from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, 
 from runners.jobspec.compress import EVALUATING, TRAINING, WeightDtype
 
 # Final evaluation and publication of a training: model or adapter, card and figures.
-
-
-FINAL_EVALUATION_TOKENS = 8192  # the default of the other jobs, for comparable figures
 
 
 class PreparedTraining(NamedTuple):
@@ -81,6 +83,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
+    trainer.report_progress()
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     trained = _trained_figures(trainer)
     if prepared.lora is not None:
@@ -124,6 +127,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Judging on held-out samples")
+    trainer.report_progress()
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     measured = {
         **_measured(trainer, peak),

@@ -468,12 +468,15 @@ class RunProgress:
         by_time = state.elapsed_seconds / self.budget_seconds if self.budget_seconds else 0.0
         return min(1.0, max(by_steps, by_time))
 
-    def eta_seconds(self, state: TrainState) -> float | None:
-        """Return the estimated seconds left; before the first step the budget, or None."""
+    def eta_seconds(self, state: TrainState, after_seconds: float = 0.0) -> float | None:
+        """Return the estimated seconds left; before the first step the budget, or None.
+
+        ``after_seconds`` are those that follow the last step: evaluation and saving.
+        """
         fraction = self.fraction(state)
         if fraction <= 0.0:
-            return self.budget_seconds
-        return state.elapsed_seconds * (1.0 - fraction) / fraction
+            return self.budget_seconds and self.budget_seconds + after_seconds
+        return state.elapsed_seconds * (1.0 - fraction) / fraction + after_seconds
 
     def progress(self, state: TrainState) -> tuple[float, float, str]:
         """Return done, total and unit of the limit in effect."""

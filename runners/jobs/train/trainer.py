@@ -575,9 +575,13 @@ class Trainer:
         if now >= self._next_line_at or is_last:
             self._next_line_at = now + SAY_INTERVAL_SECONDS
             self.job.emitter.log(self.ranks.name + step_line(self.state.step, values))
-        self.job.emitter.progress(
-            *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
-        )
+        self.report_progress()
+
+    def report_progress(self) -> None:
+        """Report what is done, and the seconds left with the last evaluation and saving."""
+        after = self.evaluator.final_seconds + self.writer.last_seconds
+        eta = self.pace.eta_seconds(self.state, after)
+        self.job.emitter.progress(*self.pace.progress(self.state), eta)
 
     @contextlib.contextmanager
     def aside(self, model: PreTrainedModel) -> Iterator[None]:

@@ -14,6 +14,10 @@ from tests.system.browser.driving import SLOW_MS, go_on, launch, walk_to_review
 
 Shoot = Callable[[str, str], None]  # an address of the product and the name of its picture
 IS_STILL = "() => !document.querySelector('.htmx-request')"
+CHOOSE = """(select, value) => {
+  select.value = value;
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+}"""
 TABS = ("alternatives", "why", "limits", "exports", "history")
 
 
@@ -80,7 +84,7 @@ def _fill_step(page: Page, step: str, wanted: Wanted) -> None:
         page.locator("#id_catalog_id").fill(wanted.model)
     if step == "hardware":
         _press(page, "choice", "catalog")
-        page.locator("#id_device").select_option(wanted.device)
+        page.locator("#id_device-options").evaluate(CHOOSE, wanted.device)
         page.locator("#id_devices_per_node").fill(str(wanted.devices))
         page.locator("#id_nodes").fill(str(wanted.machines))
     for name, value in wanted.choices.items():

@@ -106,6 +106,8 @@ RULES = {
     f"{PLAN}/clone/": ACT,
     f"{PLAN}/delete/": ACT,
     "limits/": PAGE,
+    "choices/models/": PAGE,
+    "choices/devices/": PAGE,
     f"{PLAN}/upload/": ACT,
     "data/": PAGE,
     "data/upload/": Rule("post", PRACTITIONER),

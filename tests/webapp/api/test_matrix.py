@@ -396,6 +396,7 @@ TWINS = {
     "plan-list": "list_plans", "plan-detail": "get_plan", "plan-launch": "launch_plan",
     "plan-clone": "clone_plan", "plan-delete": "delete_plan", "plan-compute": "compute_plan",
     "plan-export": "export_plan", "plan-tab": "list_plan_versions", "limits": "ask_inverse",
+    "model-choices": "list_models", "device-choices": "list_devices",
     "model-list": "list_models", "model-new": "add_model", "model-evaluate": "evaluate_model",
     "model-rename": "change_model", "model-delete": "delete_model",
     "model-detail": "get_model", "technique-list": "list_techniques",

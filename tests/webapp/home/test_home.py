@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from tests.webapp.conftest import client_of, enrol, make_beat, make_job, new_attempt
 from webapp.core.clock import now
+from webapp.core.display import NBSP, TIMES
 from webapp.core.templatetags.components import NAVIGATION
 from webapp.hosts.models import Host
 from webapp.hosts.use import HostUse
@@ -227,6 +228,11 @@ def test_the_palette_offers_pages_plans_objects_and_docs(alice, job):
             "plan llama 3.1 70b",
             f"Serve {model}",
             f"/plans/new/?preset=serve&model={quote(model, safe='')}",
+        ),
+        (
+            "plan llama 3.1 70b on 4x a100 sxm4 80",
+            f"Serve {model} on 4 {TIMES} NVIDIA A100 SXM4 80GB · 80.0{NBSP}GiB",
+            f"/plans/new/?preset=serve&model={quote(model, safe='')}&hardware=4x+a100-sxm4-80gb",
         ),
     ]:
         assert entries(query).get(words) == url, (query, entries(query))

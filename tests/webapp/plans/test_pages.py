@@ -11,6 +11,7 @@ from runners.plans.document import HardwareChoice, ModelChoice
 from tests.plugins.extent import sample
 from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
+from webapp.core.display import memory
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, Measurement
 from webapp.plans.alternatives import strategies_of
@@ -465,7 +466,9 @@ def test_each_alternative_when_chosen_is_the_plan_of_a_new_draft(alice, team):
         plan_compute(plan)
         saved, client = plan_keep(plan, f"70B {engine}", by="alice"), client_of(alice)
         page = client.get(f"/plans/{saved.pk}/alternatives/").content.decode()
-        offered = [int(number) for number in re.findall(r'name="strategy" value="(\d+)"', page)]
+        offered = [
+            int(number) for number in re.findall(r'name="strategy" value="(\d+)">Use', page)
+        ]
         strategies = strategies_of(stored_answer(saved))
         assert offered == list(range(1, len(strategies))), engine
         summary = client.get(f"/plans/{saved.pk}/").content.decode()
@@ -479,6 +482,16 @@ def test_each_alternative_when_chosen_is_the_plan_of_a_new_draft(alice, team):
             found, wanted = stored_answer(draft).plans[0], strategies[number]
             assert (found.strategy, found.engine) == (wanted.strategy, wanted.engine), number
             draft.delete()
+    tab = f"/plans/{saved.pk}/alternatives/"
+    side = client.get(f"{tab}?strategy=0&strategy={offered[-1]}&strategy=999").context["side"]
+    assert side.numbers == (0, offered[-1])
+    rows = dict(side.rows)
+    assert all(len(set(cells)) == 2 for cells in side.rows[0][1:]), "what differs comes first"
+    assert re.match(r"[\d.]+.tok/s \([\d.]+", rows["Per request"][0])
+    assert rows["Memory"] == tuple(
+        str(memory(strategies[at].memory.per_device_peak_bytes)) for at in side.numbers
+    )
+    assert "Tick at least two" in client.get(f"{tab}?strategy=1").content.decode()
     sent = {"strategy": len(strategies), "step": "review", "revision": saved.revision}
     page = client.post(f"/plans/{saved.pk}/suggestion/", sent, follow=True).content.decode()
     assert "belongs to an older verdict" in page

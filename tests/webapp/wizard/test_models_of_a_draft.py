@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from planner.catalog.devices import devices_of_every_size
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.wizard.forms import device_choices, parse_config, read_upload
+from webapp.wizard.combobox import device_choices
+from webapp.wizard.forms import parse_config, read_upload
 
 pytestmark = pytest.mark.django_db
 CONFIG = json.dumps(demo_config())

@@ -259,7 +259,8 @@ def test_pace_and_progress_follow_the_nearer_limit_in_its_unit():
 
     pace = RunProgress(max_steps=100, budget_seconds=None)
     assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
-    assert RunProgress(None, 120.0).eta_seconds(TrainState()) == 120.0
+    assert pace.eta_seconds(TrainState(step=100, elapsed_seconds=40.0), 7.0) == 7.0
+    assert RunProgress(None, 120.0).eta_seconds(TrainState(), 7.0) == 127.0
     assert RunProgress(100, None).eta_seconds(TrainState()) is None
 
     state = TrainState(step=5, elapsed_seconds=2.0)
