@@ -12,6 +12,12 @@
   let fetchedAt = 0;
   let isFinal = job ? FINAL.has(job.dataset.state) : false;
 
+  /* What names a control, so that the focus of a keyboard stays on it when its region is drawn anew. */
+  const NAMING = ["id", "name", "value", "href", "formaction", "aria-label", "data-copy"];
+  const twinOf = (element, region) => [...region.querySelectorAll(element.localName)].find(
+    (each) => NAMING.every((name) => each.getAttribute(name) === element.getAttribute(name)),
+  );
+
   /* Regions: each [data-region] takes the children of its namesake, if they differ. */
   const swap = (fresh) => {
     for (const region of document.querySelectorAll("[data-region]")) {
@@ -22,13 +28,9 @@
       if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
       const unfolded = [...region.querySelectorAll("details[open][id]")].map((one) => one.id);
       const ticked = [...region.querySelectorAll("input.pick:checked")].map((box) => box.value);
-      if (region.contains(document.activeElement) && document.activeElement !== document.body) {
-        const name = document.activeElement.id;
-        region.replaceChildren(...document.importNode(other, true).childNodes);
-        if (name) document.getElementById(name)?.focus();
-      } else {
-        region.replaceChildren(...document.importNode(other, true).childNodes);
-      }
+      const focused = region.contains(document.activeElement) ? document.activeElement : null;
+      region.replaceChildren(...document.importNode(other, true).childNodes);
+      if (focused) twinOf(focused, region)?.focus({ preventScroll: true });
       for (const id of unfolded) document.getElementById(id)?.setAttribute("open", "");
       for (const box of region.querySelectorAll("input.pick")) box.checked = ticked.includes(box.value);
       if (window.htmx) window.htmx.process(region);

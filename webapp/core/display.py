@@ -28,6 +28,7 @@ NOTHING = "\u2014"  # where there is no number
 MAX_DECIMALS = 6  # smaller numbers are written with an exponent
 WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
 TWO_DIGITS = 10  # smaller numbers have one digit before the point
+FINE_SECONDS, FINE_UP_TO = 15, 180  # of few minutes whole ones would be a third off
 A_FEW_SECONDS = 10  # below this, a number would be false precision
 NEARLY_A_MINUTE = 55  # seconds; from here on, shown as a minute
 
@@ -229,13 +230,15 @@ def coarse(value: float) -> str:
 
 
 def about(value: float) -> str:
-    """Return seconds as a rounded estimate: ``about 13 min``."""
+    """Return seconds as a rounded estimate: ``about 13 min``, ``about 1 min 30 s``."""
     if not _is_real(value):
         return NOTHING
     if value < A_FEW_SECONDS:
         return "a few seconds"
     if value < NEARLY_A_MINUTE:
         return f"about {round(value / 5) * 5} s"
+    if round(value / FINE_SECONDS) * FINE_SECONDS < FINE_UP_TO:
+        return f"about {clock(max(MINUTE, round(value / FINE_SECONDS) * FINE_SECONDS))}"
     if round(value / MINUTE) < HOUR / MINUTE:
         return f"about {max(1, round(value / MINUTE))} min"
     return f"about {clock(round(value / 600) * 600)}"

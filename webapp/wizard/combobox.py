@@ -99,7 +99,7 @@ class Combobox(Select):
         nodes: str = "",
     ) -> None:
         data = {"notes": notes, "example": example, "count": count, "nodes": nodes}
-        own = {f"data-{name}": value for name, value in data.items() if value}
+        own: dict[str, Any] = {f"data-{name}": value for name, value in data.items() if value}
         own |= {"data-combobox": True, "data-free": is_free}
         super().__init__({**own, **(attrs or {})}, choices)
 

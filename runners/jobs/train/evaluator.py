@@ -429,9 +429,10 @@ class Evaluator:
 
     @contextmanager
     def _phase(self, state: TrainState) -> Iterator[None]:
-        """Report the evaluation as a phase, without a time left: no step is made meanwhile."""
+        """Report the evaluation as a phase, with the time left by the pace so far."""
         self.job.emitter.phase(EVALUATING)
-        self.job.emitter.progress(*self.pace.progress(state))
+        eta = self.pace.eta_seconds(state, self.final_seconds)
+        self.job.emitter.progress(*self.pace.progress(state), eta)
         yield
         self.job.emitter.phase(TRAINING)
 

@@ -19,7 +19,8 @@ window.addEventListener("unhandledrejection", (event) => window.broken.push(`rej
 """
 SLOW_MS = 300_000  # a page of a loaded machine; what never comes is rare, and may take it
 REDIRECTS = {301, 302, 303}
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+# WCAG 2.2 A and AA, and what axe calls best practice: landmarks, headings, unique names.
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 JOB_PATH = re.compile(r"/jobs/([0-9A-Z]{26})/")
 
 

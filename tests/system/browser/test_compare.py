@@ -29,11 +29,14 @@ def test_ticked_rows_are_compared_without_javascript(new_page, stack, finished_j
 def test_ticks_stay_when_the_rows_are_drawn_anew(page, stack, finished_job, stopped_job):
     tick_both(page, stack, finished_job, stopped_job)
     page.evaluate("document.querySelector('[data-region=rows] table').dataset.old = 'yes'")
+    box = page.locator(f"input[name='job'][value='{finished_job}']")
+    box.focus()
 
     page.evaluate("document.dispatchEvent(new Event('live:poll'))")
 
     expect(page.locator("[data-region=rows] table[data-old]")).to_have_count(0)
     expect(page.locator("input[name='job']:checked")).to_have_count(2)
+    expect(box).to_be_focused()
 
 
 def test_the_charts_are_drawn_within_the_policy_and_accessible(

@@ -4,6 +4,8 @@ Each page is loaded once and then changes its size and its theme. In the suite i
 sizes and in both themes, not in all four ways.
 """
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -36,6 +38,20 @@ PATHS = {
     "job post-mortem": "/jobs/{job}/post-mortem/",
     "job to give up": "/jobs/{job}/abandon/",
     "jobs to compare": "/compare/?job={job}",
+    "plan": "/plans/{plan}/",
+    "alternatives": "/plans/{plan}/alternatives/",
+    "strategies side by side": "/plans/{plan}/alternatives/?strategy=0&strategy=1",
+    "why": "/plans/{plan}/why/",
+    "exports": "/plans/{plan}/exports/",
+    "versions": "/plans/{plan}/history/",
+    "technique": "/techniques/lora/",
+    "model": "/models/Qwen/Qwen3-8B/",
+    "found": "/search/?q=llama",
+    "found docs": "/docs/?q=slurm",
+    "deployments": "/deployments/",
+    "approvals": "/approvals/",
+    "workflows": "/workflows/",
+    "access tokens": "/settings/tokens/",
     "secrets": "/settings/secrets/",
     "password": "/settings/password/",
     "forgotten password": "/password/forgotten/",
@@ -66,6 +82,16 @@ def looked_at(visitors):
         yield page
 
 
+@pytest.fixture(scope="module")
+def finished_plan(stack, finished_job) -> str:
+    """The plan of the demo, as the page of its job names it."""
+    found = re.search(
+        r"/plans/([0-9A-Z]{26})/", stack.client("alice").get(f"/jobs/{finished_job}/")
+    )
+    assert found, "the page of a job names no plan"
+    return found[1]
+
+
 def show(page: Page, size: str, theme: str) -> None:
     width, height = SIZES[size]
     page.set_viewport_size({"width": width, "height": height})
@@ -73,11 +99,14 @@ def show(page: Page, size: str, theme: str) -> None:
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_page_is_accessible_and_keeps_to_itself(name, looked_at, stack, finished_job, axe):
+def test_a_page_is_accessible_and_keeps_to_itself(
+    name, looked_at, stack, finished_job, finished_plan, axe
+):
     recorder = Recorder(looked_at, stack.base_url)
     looks = looks_of(name)
     show(looked_at, *looks[0])
-    looked_at.goto(stack.base_url + PATHS[name].format(job=finished_job))
+    place = PATHS[name].format(job=finished_job, plan=finished_plan)
+    looked_at.goto(stack.base_url + place)
     for size, theme in looks:
         show(looked_at, size, theme)
         looked_at.wait_for_timeout(250)

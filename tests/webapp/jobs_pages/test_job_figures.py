@@ -82,7 +82,7 @@ def test_the_forecast_ages_from_its_report_on_and_never_slides(alice, attempt):
         "eta_seconds": 75.0,
     }
     for age, words, is_expected in [
-        (0, "about 1 min left", True),
+        (0, "about 1 min 15 s left", True),
         (30, "about 45 s left", True),
         (70, "a few seconds left", True),
         (80, "a few seconds left", True),  # within what a forecast is wrong by
