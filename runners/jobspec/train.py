@@ -690,7 +690,11 @@ def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
             "a folder, a repository, or the model of an earlier job"
         )
     if isinstance(spec.data, HostText | MixedData):
-        yield f"engine trl reads one file or data set, and data is '{spec.data.source}'; name one"
+        own = ", the host's own text" if isinstance(spec.data, HostText) else ""
+        yield (
+            f"engine trl reads one file or data set, and data is '{spec.data.source}'{own}; "
+            "name a file, or a data set of the Hub"
+        )
 
 
 def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:

@@ -13,6 +13,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
+from runners.plans.document import GOALS
 from webapp.accounts.models import Role
 from webapp.accounts.services import chosen_of, is_at_least, memberships_in
 from webapp.core.clock import now
@@ -33,6 +34,7 @@ from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measuremen
 from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
 from webapp.jobs.searching import MAX_ROWS, SHORTEST, Group, model_results, search_results
 from webapp.jobs.transitions import words_for
+from webapp.modelhub.models import DEMO_NAME
 from webapp.pages.docs import search_docs
 from webapp.plans.models import Plan, PlanState
 from webapp.wizard.combobox import Several, several_devices
@@ -230,11 +232,23 @@ def _ended(jobs: QuerySet[Job]) -> list[tuple[Job, AgainstPrediction | None]]:
     return [(job, against_prediction(job.measurements.all())) for job in found]
 
 
-def _drafts(user: User | AnonymousUser) -> list[Plan]:
-    """Return the user's own drafts that were changed, the latest first."""
+def _drafts(user: User | AnonymousUser) -> list[tuple[Plan, str]]:
+    """Return the user's own drafts that were changed with their names, the latest first."""
     drafts = Plan.objects.filter(owner_id=user.pk, state=PlanState.DRAFT, deleted_at=None)
     changed = drafts.visible_to(user).filter(draft__wizard__is_touched=True)
-    return list(changed.only("name", "saved_at").order_by("-saved_at")[:MOST_DRAFTS])
+    latest = changed.only("name", "saved_at", "draft").order_by("-saved_at")[:MOST_DRAFTS]
+    return [(plan, plan.name or _draft_words(plan)) for plan in latest]
+
+
+def _draft_words(plan: Plan) -> str:
+    """Return the goal of a draft without a name, and the model where the draft names one."""
+    document = plan.readable_document
+    if document is None:
+        return "Draft plan"
+    model, goal = document.model, GOALS[document.goal][0]
+    named = {"catalog": model.catalog_id, "hub": model.repository, "demo": DEMO_NAME}
+    words = named.get(model.source)
+    return f"{goal} {words}" if words else f"{goal}, a draft"
 
 
 def headline(num_attention: int, counts: JobCounts) -> str:

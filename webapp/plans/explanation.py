@@ -429,7 +429,12 @@ def workload_words(values: Part) -> str:
     rows, row = values.global_batch_size, whole(values.sequence_length)
     if isinstance(values, FinetuneWork) and values.objective in PAIRED_OBJECTIVES:
         row = f"2 {TIMES} {row}"
-    return f"{rows} {TIMES} {row} tokens · {length}"
+    taught = ""
+    if isinstance(values, FinetuneWork) and values.objective != "supervised":
+        taught = (
+            "Reward model · " if values.objective == "reward" else f"{values.objective.upper()} · "
+        )
+    return f"{taught}{rows} {TIMES} {row} tokens · {length}"
 
 
 def plan_title(goal: str, model: str, hardware: str) -> str:

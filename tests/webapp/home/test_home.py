@@ -172,6 +172,7 @@ def test_home_shows_what_ended_the_hosts_use_and_the_drafts_to_resume(alice, bob
         (alice, "Mine", True),
         (alice, "Seen", False),
         (bob, "His", True),
+        (alice, "", True),
     ]:
         draft = draft_begin(team=host.team, owner=owner, preset="serve", model="gpt2")
         draft.wizard["is_touched"] = is_touched
@@ -185,6 +186,7 @@ def test_home_shows_what_ended_the_hosts_use_and_the_drafts_to_resume(alice, bob
     assert "processor 25\xa0%" in html
     drafts = html.split("Your drafts")[1].split("</section>")[0]
     assert (">Mine<" in drafts, ">Seen<" in drafts, ">His<" in drafts) == (True, False, False)
+    assert ">Serve gpt2<" in drafts
 
 
 def test_figures_that_do_not_count_are_counted_beside_the_error(alice, job):

@@ -33,7 +33,7 @@ def test_a_full_dpo_plan_is_trls_and_shows_its_reference(alice):
     assert "Reference model weights" in why
     assert "Reference forward: Matrix products" in why
     work = Plan.objects.get(pk=found["id"]).document.workload
-    assert workload_words(work).startswith(f"16 {TIMES} 2 {TIMES} {whole(2048)} tokens")
+    assert workload_words(work).startswith(f"DPO · 16 {TIMES} 2 {TIMES} {whole(2048)} tokens")
 
 
 def test_adapters_on_a_small_card_are_offered_over_four_bits_and_keep_the_objective(alice):
