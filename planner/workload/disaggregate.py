@@ -276,6 +276,9 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _SteadyFl
         if callers is None:
             return False
         outside_decode_s = pools.prefill.total_s + pools.transfer_s
+        if workload.burst_requests is None:
+            before = _prompts_before(setting, workload, NullLedger(), pools, flow.rate)
+            outside_decode_s += before * pools.slot_s
         return flow.rate * outside_decode_s + pools.decode_replicas * flow.running > callers
 
     low, high = 0.0, max(1.0, pools.most)
@@ -288,24 +291,30 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _SteadyFl
     return replace(at(max(1.0, low)), rate=at(low).rate)
 
 
+def _prompts_before(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools, rate: float
+) -> float:
+    """Return the mean prompts that a prefill replica reads before a request's, at a rate."""
+    line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
+    busy = rate / pools.prefill_rate
+    if workload.request_rate_per_second is not None:
+        return ledger.term(poisson_prompts_before, line, busy_ratio=busy)
+    in_flight = workload.callers or pools.prefill_replicas
+    return ledger.term(
+        prompts_before_in_pool,
+        line,
+        callers=max(1.0, in_flight / pools.prefill_replicas),
+        burst_ratio=1.0 if workload.burst_requests else 1 / client_of_sweeps().calls,
+        busy_ratio=busy,
+    )
+
+
 def _first_token(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools, flow: _SteadyFlow
 ) -> float:
     """Return the mean TTFT: queued prompts, own prompt, KV transfer and waiting time."""
-    line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
     wait, callers = 0.0, workload.concurrency
-    if workload.request_rate_per_second is not None:
-        busy = flow.rate / pools.prefill_rate
-        before = ledger.term(poisson_prompts_before, line, busy_ratio=busy)
-    else:
-        in_flight = callers or workload.burst_requests or pools.prefill_replicas
-        before = ledger.term(
-            prompts_before_in_pool,
-            line,
-            callers=max(1.0, in_flight / pools.prefill_replicas),
-            burst_ratio=1.0 if workload.burst_requests else 1 / client_of_sweeps().calls,
-            busy_ratio=flow.rate / pools.prefill_rate,
-        )
+    before = _prompts_before(setting, workload, ledger, pools, flow.rate)
     busy_s = pools.prefill.total_s + before * pools.slot_s + pools.transfer_s
     if callers is not None:
         # Little's law: requests in neither phase wait, whichever pool is the bottleneck.
