@@ -71,8 +71,6 @@ COVERED_SINCE_THE_FIT = frozenset(
 # by model, device, weights and tensor parallel size.
 # Source: InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08.
 LAUNCH_SHARES = {("deepseek-ai/DeepSeek-R1", "b200-sxm", "fp8", "4"): 0.95}
-DUMPS_OF_INFERENCEX = frozenset({"inferencex-csv", "db-dump"})
-MODELS_OF_INFERENCEX = ("Qwen3.5", "DeepSeek")
 # The format of sources whose tables have no column for it: Qwen's recipe tunes its Int4 releases.
 # Source: QwenLM/Qwen, finetune/finetune_qlora_single_gpu.sh (Qwen-7B-Chat-Int4, made by GPTQ).
 PACKED_BY = {("qwen-finetune", "qlora"): "gptq-int4"}
@@ -307,22 +305,13 @@ def _launch_share(row: Row) -> JsonObject:
     return {} if share is None else {"gpu_memory_utilization": share}
 
 
-def is_of_inferencex(row: Row) -> bool:
-    """Return whether a serving row is of InferenceX, whose launch scripts are public.
-
-    The rows of NVIDIA's gap analysis on other models state no client.
-    """
-    named = "InferenceX" in row["source_id"] or row.get("source_dump") in DUMPS_OF_INFERENCEX
-    return named or any(name in row["model"] for name in MODELS_OF_INFERENCEX)
-
-
 def states_client(row: Row) -> bool:
     """Return whether it is known how the clients of a serving row sent their requests.
 
     SGLang's rows of the gap analysis wait a hundred decode steps and more for a first token, which
     no other source shows: two steps in GPUStack's, at most ten in InferenceX's on the same chips.
     """
-    return row["engine"] != "sglang" or is_of_inferencex(row)
+    return row["engine"] != "sglang" or row["campaign"] == "inferencex"
 
 
 def _recv_interval(row: Row) -> JsonObject:
@@ -331,10 +320,8 @@ def _recv_interval(row: Row) -> JsonObject:
     Source: InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp[48]_b200.sh and
     qwen3.5_fp[48]_b200.sh, 2026-08.
     """
-    if row["engine"] != "sglang" or row["gpu_slug"] != "b200-sxm" or not is_of_inferencex(row):
-        return {}
-    most = 4 if "Qwen3.5" in row["model"] else 15  # clients that the scripts call few
-    return {"scheduler_recv_interval": 30 if int(row["concurrency"]) > most else 10}
+    interval = row.get("scheduler_recv_interval")
+    return {"scheduler_recv_interval": int(interval)} if interval else {}
 
 
 def not_counted(row: Row) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.fitting.evidence import Row, table
-from planner.specs.base import JsonObject, PlannerError
-from planner.specs.estimate import EstimateRequest
-from planner.workload.under_load import estimate_request
+from planner.fitting.answered_rows import AnsweredRows
+from planner.fitting.evidence import Row
+from planner.specs.base import JsonObject
 
 WORDS = """## Percentiles that others published
 
@@ -25,11 +24,8 @@ mean: it says how far the tail is right where the mean is not. A burst is asked 
 requests at once as it has; the servers were started with their defaults, of which vLLM's is 256 or
 1,024 at once.
 """
-LOADS = {
-    "request_rate_per_second": "open loops",
-    "concurrency": "closed loops",
-    "burst_requests": "bursts",
-}
+LOADS = {"concurrency": "closed loops", "burst_requests": "bursts"}
+STEADY_LIVES = 3  # of requests, over which calls must come
 TIMES = {
     "ttft": "Time to first token",
     "tpot": "Time per output token",
@@ -41,11 +37,13 @@ TAILS = ("p50", "p95", "p99")
 class Tail(NamedTuple):
     """A published percentile over the predicted one, as ratios of prediction and publication.
 
-    ``mean`` is the ratio of the means, ``value`` that of the percentiles.
+    ``mean`` is the ratio of the means, ``value`` that of the percentiles; ``is_inside`` says
+    whether the published mean lies in the 80 % interval of the predicted one.
     """
 
     mean: float
     value: float
+    is_inside: bool
 
     @property
     def shape(self) -> float:
@@ -63,7 +61,7 @@ def _request(row: Row) -> JsonObject:
     if row["length_variation"]:
         workload["length_variation"] = float(row["length_variation"])
     strategy: JsonObject = {"tensor_parallel_size": int(row["tensor_parallel_size"])}
-    for name in ("weight_dtype", "kv_cache_dtype"):
+    for name in ("weight_dtype", "activation_dtype", "kv_cache_dtype"):
         if row[name]:
             strategy[name] = row[name]
     if row["max_batch_tokens"]:
@@ -77,30 +75,36 @@ def _request(row: Row) -> JsonObject:
     }
 
 
-def tails() -> tuple[dict[tuple[str, str, str], list[Tail]], dict[str, int]]:
-    """Return the tails by time, kind of load and percentile, and the refusals with their rows."""
+def tails() -> tuple[dict[tuple[str, str, str], list[Tail]], AnsweredRows]:
+    """Return the tails by time, kind of load and percentile, and the rows not answered."""
     groups: dict[tuple[str, str, str], list[Tail]] = defaultdict(list)
-    refused: dict[str, int] = defaultdict(int)
-    for row in table("published_percentiles"):
-        try:
-            request = EstimateRequest.model_validate(_request(row))
-            found = estimate_request(request, explain=False, simulate=True).performance
-        except PlannerError as error:
-            refused[f"{row['model']} on {row['gpu']}: {error}"] += 1
-            continue
+    rows = AnsweredRows()
+    for row, answer in rows.of("published_percentiles", _request, simulate=True):
+        found = answer.performance
         if found.ttft_p99_seconds is None:
-            refused[f"{row['model']} on {row['gpu']}: more than the plan says can be served"] += 1
+            rows.refuse(row, "more than the plan says can be served")
             continue
+        load = load_of(row)
         for time in TIMES:
             if not row[f"{time}_ms"]:
                 continue
-            mean = 1e3 * getattr(found, f"{time}_seconds") / float(row[f"{time}_ms"])
+            seconds = float(row[f"{time}_ms"]) / 1e3
+            mean = getattr(found, f"{time}_seconds") / seconds
+            low, high = answer.interval[f"{time}_seconds"]
             for name in TAILS:
                 if row[f"{time}_{name}_ms"]:
                     said = 1e3 * getattr(found, f"{time}_{name}_seconds")
-                    tail = Tail(mean, said / float(row[f"{time}_{name}_ms"]))
-                    groups[time, row["arrivals"], name].append(tail)
-    return dict(groups), dict(refused)
+                    value = said / float(row[f"{time}_{name}_ms"])
+                    groups[time, load, name].append(Tail(mean, value, low <= seconds <= high))
+    return dict(groups), rows
+
+
+def load_of(row: Row) -> str:
+    """Return the kind of load: open loops whose calls end too soon to be steady are their own."""
+    if row["arrivals"] != "request_rate_per_second":
+        return LOADS[row["arrivals"]]
+    lives = float(row["requests"]) / float(row["load"]) / (float(row["latency_ms"]) / 1e3)
+    return "open loops" if lives >= STEADY_LIVES else "short open loops"
 
 
 def median_error(ratios: list[float]) -> float:
@@ -110,23 +114,24 @@ def median_error(ratios: list[float]) -> float:
 
 def section() -> str:
     """Return the tails as a section of the accuracy page."""
-    groups, refused = tails()
+    groups, rows = tails()
     lines = [
         WORDS,
-        "| Time | Loads | Percentile | n | Median error of the mean | of the percentile | of the shape | Median ratio of the shape |",  # noqa: E501 -- a row of a table
-        "|---|---|---|---|---|---|---|---|",
+        "| Time | Loads | Percentile | n | Median error of the mean | Mean inside 80 % intervals | Median error of the percentile | of the shape | Median ratio of the shape |",  # noqa: E501 -- a row of a table
+        "|---|---|---|---|---|---|---|---|---|",
         *_rows(groups),
+        *rows.lines(),
     ]
-    if refused:
-        lines += ["\nNot answered:\n"]
-        lines += [f"- {count} of {words}" for words, count in sorted(refused.items())]
     return "\n".join(lines) + "\n"
 
 
 def _rows(groups: dict[tuple[str, str, str], list[Tail]]) -> Iterator[str]:
     for (time, load, name), found in groups.items():
-        columns = ([getattr(each, part) for each in found] for part in ("mean", "value", "shape"))
-        errors = " | ".join(f"{median_error(column):.0%}" for column in columns)
+        mean, value, shape = (
+            f"{median_error([getattr(each, part) for each in found]):.0%}"
+            for part in ("mean", "value", "shape")
+        )
+        inside = f"{np.mean([each.is_inside for each in found]):.0%}"
         ratio = math.exp(float(np.median([math.log(each.shape) for each in found])))
-        loads = LOADS[load]
-        yield f"| {TIMES[time]} | {loads} | {name} | {len(found)} | {errors} | {ratio:.2f} |"
+        columns = (TIMES[time], load, name, len(found), mean, inside, value, shape)
+        yield f"| {' | '.join(map(str, columns))} | {ratio:.2f} |"

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from planner.catalog.devices import get_device
+from planner.fitting.answered_rows import AnsweredRows
 from planner.fitting.evidence import (
     Row,
     inference_request,
     number,
     serving_request,
-    table,
     training_request,
 )
 from planner.fitting.published_speeds import summary
-from planner.specs.base import JsonObject, PlannerError
-from planner.specs.estimate import Estimate, EstimateRequest
-from planner.workload.under_load import estimate_request
+from planner.specs.base import JsonObject
+from planner.specs.estimate import Estimate
 
 WORDS = """## Rows that no factor was fitted on
 
@@ -67,23 +66,21 @@ def _compared(answer: Estimate, figure: str, measured: float) -> Comparison | No
     return Comparison(measured, float(predicted), low, high)
 
 
-def _serving(row: Row) -> tuple[JsonObject, dict[str, float]]:
-    request = serving_request(row)
+def _serving(row: Row) -> dict[str, float]:
     milliseconds = {"ttft_seconds": "ttft_ms", "tpot_seconds": "tpot_ms"}
-    return request, {name: number(row, column) / 1e3 for name, column in milliseconds.items()}
+    return {name: number(row, column) / 1e3 for name, column in milliseconds.items()}
 
 
-def _stream(row: Row) -> tuple[JsonObject, dict[str, float]]:
-    return inference_request(row), {row["metric"]: number(row, "value")}
+def _stream(row: Row) -> dict[str, float]:
+    return {row["metric"]: number(row, "value")}
 
 
 def _stream_group(row: Row) -> str:
     return f"{row['engine']} on {get_device(row['gpu_slug']).family}"
 
 
-def _training(row: Row) -> tuple[JsonObject, dict[str, float]]:
-    measured = {name: number(row, name) for name in ("step_seconds", "peak_memory_bytes")}
-    return training_request(row), measured
+def _training(row: Row) -> dict[str, float]:
+    return {name: number(row, name) for name in ("step_seconds", "peak_memory_bytes")}
 
 
 FIGURES = {
@@ -94,49 +91,43 @@ FIGURES = {
     "step_seconds": "Training step",
     "peak_memory_bytes": "Training peak",
 }
-Reader = Callable[[Row], tuple[JsonObject, dict[str, float]]]
-READERS: dict[str, tuple[Reader, Callable[[Row], str]]] = {
-    "unfitted_serving": (_serving, lambda row: f"{row['engine']} on {row['gpu_slug']}"),
-    "unfitted_streams": (_stream, _stream_group),
-    "unfitted_training": (_training, lambda row: row["engine"]),
+# Of each table: the request and the measured figures of a row, and the group that it is shown in.
+Reader = tuple[
+    Callable[[Row], JsonObject], Callable[[Row], dict[str, float]], Callable[[Row], str]
+]
+READERS: dict[str, Reader] = {
+    "unfitted_serving": (
+        serving_request,
+        _serving,
+        lambda row: f"{row['engine']} on {row['gpu_slug']}",
+    ),
+    "unfitted_streams": (inference_request, _stream, _stream_group),
+    "unfitted_training": (training_request, _training, lambda row: row["engine"]),
 }
 
 
-def compared_rows() -> tuple[dict[tuple[str, str], list[Comparison]], dict[str, int]]:
-    """Return the comparisons by figure and group, and the refusals with their number of rows."""
+def compared_rows() -> tuple[dict[tuple[str, str], list[Comparison]], AnsweredRows]:
+    """Return the comparisons by figure and group, and the rows that were not answered."""
     groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
-    refused: dict[str, int] = defaultdict(int)
-    for name, (read, group_of) in READERS.items():
-        for row in table(name):
-            try:
-                request, measured = read(row)
-                answer = estimate_request(EstimateRequest.model_validate(request), explain=False)
-            except (PlannerError, ValueError) as error:
-                refused[f"{row['model']} by {group_of(row)}: {_first_line(error)}"] += 1
-                continue
-            for figure, value in measured.items():
+    rows = AnsweredRows()
+    for name, (request_of, measured_of, group_of) in READERS.items():
+        for row, answer in rows.of(name, request_of):
+            for figure, value in measured_of(row).items():
                 if found := _compared(answer, figure, value):
                     groups[FIGURES[figure], group_of(row)].append(found)
-    return dict(groups), dict(refused)
-
-
-def _first_line(error: Exception) -> str:
-    words = str(error).splitlines()
-    return (words[2].strip() if len(words) > 2 else words[0]).split(" [type=")[0]  # noqa: PLR2004 -- pydantic's third line
+    return dict(groups), rows
 
 
 def section() -> str:
     """Return the errors as a section of the accuracy page."""
-    groups, refused = compared_rows()
+    groups, rows = compared_rows()
     lines = [
         WORDS,
         "| Figure | Rows of | n | Mean | Median | 90th percentile | Median ratio | Inside 80 % intervals |",  # noqa: E501 -- a row of a table
         "|---|---|---|---|---|---|---|---|",
         *_rows(groups),
+        *rows.lines(),
     ]
-    if refused:
-        lines += ["\nNot answered:\n"]
-        lines += [f"- {count} of {words}" for words, count in sorted(refused.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,43 @@
+"""Published rows of a table as the planner answers them, and those that it does not answer."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from planner.fitting.evidence import Row, table
+from planner.specs.base import JsonObject, PlannerError
+from planner.specs.estimate import Estimate, EstimateRequest
+from planner.workload.under_load import estimate_request
+
+
+@dataclass(frozen=True)
+class AnsweredRows:
+    """The rows of tables with their answers; ``refused`` counts the others by their words."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def of(
+        self, name: str, request_of: Callable[[Row], JsonObject], *, simulate: bool = False
+    ) -> Iterator[tuple[Row, Estimate]]:
+        """Yield each row of a table with its estimate, with percentiles if ``simulate``."""
+        for row in table(name):
+            try:
+                request = EstimateRequest.model_validate(request_of(row))
+                yield row, estimate_request(request, explain=False, simulate=simulate)
+            except (PlannerError, ValueError) as error:
+                self.refuse(row, _first_line(error))
+
+    def refuse(self, row: Row, words: str) -> None:
+        """Count a row as not answered."""
+        device = row.get("gpu_slug") or row["gpu"]
+        self.refused[f"{row['model']} by {row['engine']} on {device}: {words}"] += 1
+
+    def lines(self) -> list[str]:
+        """Return the rows that were not answered as lines of a page."""
+        rows = [f"- {count} of {words}" for words, count in sorted(self.refused.items())]
+        return ["\nNot answered:\n", *rows] if rows else []
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).splitlines()
+    return (words[2].strip() if len(words) > 2 else words[0]).split(" [type=")[0]  # noqa: PLR2004 -- pydantic's third line
