@@ -103,12 +103,15 @@ class Engine(Spec):
     # Of a device that exchanges with others of its replica over links beside the PCIe bus.
     communicator_bytes: float = 0.0
     max_batch_tokens: int = 0
-    max_batch_requests: int = 0
     has_recv_interval: bool = False  # SGLang's scheduler_recv_interval
+    # The most requests that a rank runs at once unless told otherwise, on devices of less and of
+    # more than 70 GiB; 0 without a limit.
+    default_max_requests: tuple[int, int] = (0, 0)
+    # Steps that are scheduled while another still runs: a request that comes then is not in them.
+    steps_scheduled_ahead: int = 0
     # Memory of the largest step is set aside at the start, whether or not requests fill it: of
     # all tokens of a step, and of as many requests as the engine takes on a device.
     reserves_largest_step: bool = False
-    reserved_requests: tuple[int, int] = (0, 0)
     bytes_per_logit: float | None = None
     # Whether FP8 made while loading replaces each 16-bit weight, or all of these are made first,
     # with the FP8 ones beside them or after.

@@ -12,15 +12,22 @@ MAX_BUSY_RATIO = 0.98  # the mean wait of an infinite queue diverges at 1
 
 
 class Client(NamedTuple):
-    """How the callers of a closed loop send their requests.
+    """How requests are sent, and how their lengths differ.
 
-    ``calls`` is the number of requests of each caller, one after the other; ``length_range`` the
-    difference between the longest and the shortest answer, as a share of the mean. The first calls
-    of all callers are sent at once.
+    ``calls`` is the number of requests of each caller of a closed loop, one after the other; the
+    first calls of all callers are sent at once. ``length_range`` is the difference between the
+    longest and the shortest answer over the mean, if all lengths between are as likely, and
+    ``length_variance`` the variance of the lengths over their squared mean.
     """
 
     calls: float
     length_range: float
+    length_variance: float = 0.0
+
+    @property
+    def variability(self) -> float:
+        """Return the sum of the squared variations of Poisson arrivals, 1, and of lengths."""
+        return 1 + self.length_variance
 
 
 class Schedule(NamedTuple):
@@ -70,7 +77,7 @@ def arrival_window(
 
 
 @equation(
-    "V = max(min(k·u/(2·(1-u)), sqrt(k·o)/2) · p · (u where p < C), q·C)",
+    "V = max(min(k·u/(2·(1-u)), sqrt(k·o)/2) · p · (h where p < C), q·C)",
     unit="tokens",
     symbols={
         "variability": "k",
@@ -79,10 +86,12 @@ def arrival_window(
         "prompt_tokens": "p",
         "step_tokens": "C",
         "queued_steps": "q",
+        "met_ratio": "h",
     },
     source="Kingman 1961 with k the variances of arrivals and lengths, 1 of Poisson arrivals of "
     "one length, limited by how far o arrivals can crowd by chance; a closed loop whose prompts "
-    "take longer to read than an answer to make waits the q steps more",
+    "take longer to read than an answer to make waits the q steps more. Who calls again when a "
+    "step ends does not wait for the rest of one: h is 1 where calls come at any time, else u",
 )
 def tokens_ahead(
     *,
@@ -92,12 +101,13 @@ def tokens_ahead(
     step_tokens: Quantity,
     queued_steps: Quantity = 0.0,
     variability: Quantity = 1.0,
+    met_ratio: Quantity = 1.0,
 ) -> Quantity:
     """Return the mean prompt tokens queued before a request that does not share its step."""
     busy = minimum(busy_ratio, MAX_BUSY_RATIO)
     crowd = (variability * maximum(0.0, others)) ** 0.5 / 2
     queue = minimum(variability * busy / (2 * (1 - busy)), crowd) * prompt_tokens
-    queue = queue * where(prompt_tokens < step_tokens, busy, 1.0)
+    queue = queue * where(prompt_tokens < step_tokens, met_ratio, 1.0)
     return maximum(queue, queued_steps * step_tokens)
 
 

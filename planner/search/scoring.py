@@ -22,8 +22,9 @@ from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.estimate import Estimate, Performance
 from planner.specs.workload import ServeWorkload, Strategy
 from planner.workload.arrivals import StepColumns
+from planner.workload.generate import batch_limit
 from planner.workload.inference_memory import usable_bytes
-from planner.workload.outcome import expense
+from planner.workload.outcome import Admission, expense
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate
 from planner.workload.setting import Setting
@@ -230,7 +231,8 @@ class BlockPercentiles:
         )
         in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
         simulated = replica.serve(self._workload, max_requests, in_flight)
-        return percentiles(means, simulated, NullLedger(), self._admission[row], names)
+        admission = Admission(*(float(column[row]) for column in self._admission))
+        return percentiles(means, simulated, NullLedger(), admission, names)
 
     @property
     def _setting(self) -> Setting:
@@ -251,9 +253,12 @@ class BlockPercentiles:
 
     @cached_property
     def _max_requests(self) -> Numbers:
-        """Return the number of requests that fit on one replica of each strategy."""
+        """Return the most requests that one replica of each strategy runs at once."""
         room = self._means.get("max_concurrency")
-        return np.zeros(len(self._data)) if room is None else room // self._data
+        if room is None:
+            return np.zeros(len(self._data))
+        limit = self._block.column(batch_limit(self._setting, self._workload))
+        return np.minimum(room // self._data, limit)
 
     @cached_property
     def _saturation(self) -> Numbers:
@@ -261,11 +266,10 @@ class BlockPercentiles:
         return self._block.column(saturation_rate(self._setting, self._workload, max_requests))  # type: ignore[arg-type]  # a column
 
     @cached_property
-    def _admission(self) -> list[float]:
-        """Return the seconds until a step can read a request's prompt, of each strategy."""
-        column = self._read("admission_s")
-        seconds: list[float] = self._block.column(0.0 if column is None else column).tolist()
-        return seconds
+    def _admission(self) -> tuple[Numbers, ...]:
+        """Return what passes before a step reads a prompt, as columns of the strategies."""
+        read = (self._read(name) for name in Admission._fields)
+        return tuple(self._block.column(0.0 if column is None else column) for column in read)
 
     @cached_property
     def _steps(self) -> StepColumns:
@@ -334,7 +338,7 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
     own_figures = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),
         "quality_loss_ratio": loss,
-        "admission_s": outcome.admission_s,
+        **outcome.admission._asdict(),
         **expenses,
     }
 

@@ -235,6 +235,7 @@ class Traffic:
 
     Prompts and answers are drawn with ``length_variation``, a standard deviation over the mean;
     without it prompts are alike, and answers differ by at most ``length_spread`` of their length.
+    A request of more than ``longest_tokens`` is as long as that.
     """
 
     prompt_tokens: float
@@ -244,6 +245,7 @@ class Traffic:
     length_spread: float = 0.0
     seed: int = 0
     length_variation: float = 0.0
+    longest_tokens: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -306,6 +308,8 @@ def _lengths(traffic: Traffic, count: int) -> tuple[list[float], list[int]]:
         answers *= _drawn(draw, traffic.length_variation, count)
     elif traffic.length_spread:
         answers *= 1 + traffic.length_spread * (2 * draw.random(count) - 1)
+    kept = np.minimum(1.0, traffic.longest_tokens / (prompts + answers))
+    prompts, answers = kept * prompts, kept * answers
     whole = np.maximum(1, np.rint(answers))
     return np.maximum(1.0, prompts).tolist(), [int(length) for length in whole]
 

@@ -37,6 +37,7 @@ from planner.specs.workload import GenerateWorkload, ServeWorkload, SpeculativeS
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import (
     MemoryLoad,
+    default_requests,
     inference_memory,
     stage_limits,
     step_activation_bytes,
@@ -599,7 +600,7 @@ class Steps:
 
     def __init__(self, setting: Setting, workload: ServeWorkload) -> None:
         self._setting, self._workload = setting, workload
-        most, prompt = float(step_requests(setting)), float(workload.input_tokens)
+        most, prompt = float(step_requests(setting, workload)), float(workload.input_tokens)
         # Beyond its prompt's tokens a step of requests has a token of each, up to its budget.
         grown = minimum(most, maximum(prompt, setting.layout.batch_tokens))
         self._ends = (1.0, maximum(1.0, minimum(prompt, most)), grown, most, UNLIMITED)
@@ -731,9 +732,18 @@ def _room_in_tier(per_node: int | None, nodes: int, needed: list[float]) -> floa
     return where(second > first, requests, UNLIMITED)
 
 
-def step_requests(setting: Setting) -> int:
-    """Return the most requests of one rank whose tokens one step samples."""
-    return setting.engine.max_batch_requests or MAX_SEARCHED_CONCURRENCY
+def step_requests(setting: Setting, workload: ServeWorkload) -> int:
+    """Return the most requests that one rank runs at once, by the engine's default.
+
+    A launch for a stated concurrency tells the engine to take that.
+    """
+    default = default_requests(setting) if workload.concurrency is None else 0
+    return default or MAX_SEARCHED_CONCURRENCY
+
+
+def batch_limit(setting: Setting, workload: ServeWorkload) -> float:
+    """Return the most requests that a replica runs at once, whatever its memory holds."""
+    return step_requests(setting, workload) * setting.layout.attention_data
 
 
 def replica_requests(setting: Setting, requests: float) -> float:
@@ -747,7 +757,7 @@ def memory_load(setting: Setting, workload: ServeWorkload, sequences: float) -> 
     prompt = workload.input_tokens
     budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
     sequences = sequences / setting.layout.attention_data
-    decoded = minimum(sequences, float(step_requests(setting)))
+    decoded = minimum(sequences, float(step_requests(setting, workload)))
     return MemoryLoad(
         sequences=sequences,
         tokens_per_sequence=prompt + workload.output_tokens,

@@ -158,7 +158,7 @@ def default_requests(setting: Setting) -> int:
     device = setting.device
     is_large = device.memory_bytes >= LARGE_MEMORY_BYTES
     is_large = is_large and device.id.split("-")[0] not in SMALL_STEP_CHIPS
-    return setting.engine.reserved_requests[is_large]
+    return setting.engine.default_max_requests[is_large]
 
 
 def reserved_requests(setting: Setting) -> float:

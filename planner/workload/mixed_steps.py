@@ -8,6 +8,7 @@ from planner.cost.kv_cache import cached_tokens_by_layer_group
 from planner.cost.quantity import Ledger, NullLedger, any_of, ceil, maximum, minimum, where
 from planner.cost.queueing import (
     MAX_BUSY_RATIO,
+    Client,
     Schedule,
     arrival_window,
     mixed_share,
@@ -52,9 +53,7 @@ class Load(NamedTuple):
     ``answer`` the steps that its answer takes. A share of the requests decodes, others wait to be
     read. In an open loop ``arrivals`` prompts come to a lane
     in a step, of which reading takes ``busy_ratio`` of the time; in a closed one the schedule says
-    so. ``variability`` is the sum of the variances of arrivals and of lengths over their squared
-    means, 1 for requests of one length; ``length_range`` the difference between the
-    longest and the shortest answer over the mean, if all lengths between are as likely.
+    so.
     """
 
     others: float
@@ -63,10 +62,9 @@ class Load(NamedTuple):
     prompt: float
     answer: float
     decoding_share: float
+    client: Client
     arrivals: float | None = None
     busy_ratio: float | None = None
-    variability: float = 1.0
-    length_range: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,18 +126,10 @@ def load_of(
     lanes = layout.pipeline * layout.attention_data
     answer = workload.output_tokens / step_tokens
     share = decoding_share(setting, workload, running)
-    rate = workload.request_rate_per_second
+    rate, client = workload.request_rate_per_second, client_of(workload)
     if rate is None:
         others = maximum(0.0, running / lanes - 1), maximum(0.0, running - 1)
-        return Load(
-            *others,
-            lanes,
-            uncached_prompt(workload),
-            answer,
-            share,
-            variability=1 + workload.length_variance,
-            length_range=_length_range(workload),
-        )
+        return Load(*others, lanes, uncached_prompt(workload), answer, share, client)
     in_lane = rate / layout.data / lanes
     few = minimum(1.0, in_lane * lanes * (prompt_s + answer * step_s))
     in_flight = where(running > 1, running, few)
@@ -152,17 +142,19 @@ def load_of(
         prompt=uncached_prompt(workload),
         answer=answer,
         decoding_share=share,
+        client=client,
         arrivals=in_lane * step_s / (1 - busy),
         busy_ratio=busy,
-        variability=1 + workload.length_variance,
     )
 
 
-def _length_range(workload: ServeWorkload) -> float:
-    """Return the range of the answers' lengths over their mean, if they are uniform."""
+def client_of(workload: ServeWorkload) -> Client:
+    """Return the client of published sweeps, with the lengths that a workload states."""
+    client = client_of_sweeps()
     if workload.length_variation is None:
-        return client_of_sweeps().length_range
-    return UNIFORM_RANGE * workload.length_variation
+        return client
+    uniform = UNIFORM_RANGE * workload.length_variation
+    return client._replace(length_range=uniform, length_variance=workload.length_variance)
 
 
 def mixed_steps_of(
@@ -200,14 +192,13 @@ def _room(setting: Setting, load: Load) -> float:
 
 def _schedule(setting: Setting, ledger: Ledger, load: Load) -> Schedule:
     """Return the schedule of closed and open loops."""
-    client = client_of_sweeps()
-    room = _room(setting, load)
+    client, room = load.client, _room(setting, load)
     prompt_steps = load.prompt / room
     own_steps = maximum(1.0, ceil(prompt_steps - WHOLE))
     alone = load.answer + own_steps - 1
     prompts = load.callers_others / load.lanes  # of others, that a lane's steps read in a life
     life = maximum(alone, (prompts + 1 / load.lanes) * prompt_steps)
-    window, read_ratio, crowd = life, 1.0, UNCROWDED
+    window, read_ratio, crowd, met = life, 1.0, UNCROWDED, 1.0
     if load.arrivals is None or load.busy_ratio is None:
         window = ledger.term(
             arrival_window,
@@ -216,11 +207,12 @@ def _schedule(setting: Setting, ledger: Ledger, load: Load) -> Schedule:
             running=load.others + 1,
             prompt_steps=prompt_steps,
             calls=client.calls,
-            spread_steps=load.length_range * load.answer,
+            spread_steps=client.length_range * load.answer,
         )
         read_ratio = 1 - 1 / (2 * client.calls)  # nobody calls after the last call
         arrivals, crowd = prompts / window, prompts
         busy = arrivals * prompt_steps
+        met = minimum(busy, MAX_BUSY_RATIO)
     else:
         life = window = maximum(alone, 1.0)
         # No more arrive than are in flight, if that is all that the engine has room for.
@@ -233,7 +225,8 @@ def _schedule(setting: Setting, ledger: Ledger, load: Load) -> Schedule:
         prompt_tokens=load.prompt,
         step_tokens=room,
         queued_steps=life - alone,
-        variability=load.variability,
+        variability=client.variability,
+        met_ratio=met,
     )
     read = ledger.term(
         tokens_until_first,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from planner.catalog.engines import spread_of
 from planner.catalog.reading import data_toml
@@ -39,14 +39,27 @@ def performance_of(**figures: float | None) -> Performance:
     return Performance.model_validate(figures)
 
 
+class Admission(NamedTuple):
+    """The seconds of a mean time to first token that no simulation of steps shows.
+
+    All requests wait ``same_s``; until the engine looks for new ones they wait ``looks_s`` on
+    average, any time up to twice that being as likely.
+    """
+
+    same_s: float = 0.0
+    looks_s: float = 0.0
+
+
+AT_ONCE = Admission()
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Memory, performance and time breakdown of a workload.
 
     ``seconds_by_class`` is the main step's time by operator class; ``phases`` the same for each
     phase that a job can measure separately; ``stage_layers`` and ``stage_devices`` are the split
-    of an uneven pipeline. ``admission_s`` is the part of a mean time to first token that passes
-    before a step can read the prompt, in s: all requests have about the same.
+    of an uneven pipeline; ``admission`` is what passes before a step can read a prompt.
     """
 
     memory: MemoryUse
@@ -58,7 +71,7 @@ class Outcome:
     warnings: tuple[str, ...] = field(default=())
     stage_layers: tuple[int, ...] = ()
     stage_devices: tuple[str, ...] = ()
-    admission_s: float = 0.0
+    admission: Admission = AT_ONCE
 
     @property
     def bound_by(self) -> str:

@@ -53,7 +53,10 @@ def _burst(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outc
         output_tokens=workload.output_tokens,
         burst_requests=size,
     )
-    served = serve(replace(setting, workload=burst), burst, ledger)
+    # The engine is told to take the batch at once.
+    told = tuple(max(size, most) for most in setting.engine.default_max_requests)
+    engine = setting.engine.model_copy(update={"default_max_requests": told})
+    served = serve(replace(setting, workload=burst, engine=engine), burst, ledger)
     figures = served.performance
     rate = cast("float", figures.requests_per_second)
     performance = figures.model_copy(update={"latency_seconds": size / rate})

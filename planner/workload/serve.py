@@ -1,6 +1,7 @@
 """Serving with continuous batching: concurrency, time per token, saturation."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.cost.memory import with_queue
 from planner.cost.quantity import (
@@ -35,6 +36,7 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_stage
 from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
+    batch_limit,
     decode_cost,
     decode_work,
     held_at_once,
@@ -43,7 +45,6 @@ from planner.workload.generate import (
     memory_load,
     prefill_cost,
     replica_requests,
-    step_requests,
 )
 from planner.workload.mixed_steps import (
     Load,
@@ -53,7 +54,7 @@ from planner.workload.mixed_steps import (
     mixed_work,
     step_budget,
 )
-from planner.workload.outcome import Outcome, performance_of
+from planner.workload.outcome import AT_ONCE, Admission, Outcome, performance_of
 from planner.workload.setting import Setting
 
 # Serving at saturation: every slot is taken and steps mix prefill and decode.
@@ -197,7 +198,7 @@ class _Steady:
     queue_s: float
     life_s: float
     service_s: float
-    admission_s: float
+    admission: Admission
     requests_per_s: float | None = None
 
 
@@ -205,7 +206,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving the workload at the concurrency that fits."""
     held = held_at_once(setting, workload)
     most = held.whole
-    slots = held.mean if fills_every_slot(setting, workload) else most
+    room = held.mean if fills_every_slot(setting, workload) else most
+    slots = minimum(room, batch_limit(setting, workload))
     offered = _offered_concurrency(setting, workload, slots)
     running = maximum(1.0, minimum(offered, slots))
     # The busiest rank holds whole requests, at least one.
@@ -217,8 +219,9 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         tokens = where(most >= 1, load.tokens_per_sequence, longest)
         load = replace(load, tokens_per_sequence=tokens)
     memory = held_memory(setting, ledger, load)
-    # A rank whose requests are more than it holds whole fills its cache with a part of the next.
-    waits = both(offered > most, most >= 1)
+# A rank whose requests are more than it holds whole fills its cache with a part of the next,
+    # unless the engine runs no more than fit.
+    waits = both(offered > most, both(room <= slots, most >= 1))
     if any_of(waits) and not setting.strategy.offload:
         line = setting.line("memory", "KV cache of the queue", key="kv_cache")
         memory = with_queue(memory, waits, ledger, line)
@@ -233,8 +236,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         phases={"prefill": steady.prefill.by_class, "decode": steady.decode.by_class},
         energy_tokens_per_second=_rate(setting, workload, steady) * workload.output_tokens,
         performance=_performance(setting, workload, steady, most),
-        warnings=_warnings(setting, workload, steady, (offered, slots)),
-        admission_s=steady.admission_s,
+        warnings=_warnings(setting, workload, steady, (offered, slots, most)),
+        admission=steady.admission,
     )
 
 
@@ -251,11 +254,10 @@ def _saturated_state(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady
 ) -> _Steady:
     """Return the steady state with every slot taken and mixed prefill and decode steps."""
-    slots = minimum(steady.running, step_requests(setting) * setting.layout.attention_data)
     if workload.burst_requests is not None:
-        rate = burst_rate(setting, workload, ledger, slots)
+        rate = burst_rate(setting, workload, ledger, steady.running)
         return replace(steady, requests_per_s=rate)
-    full = saturation(setting, workload, ledger, slots)
+    full = saturation(setting, workload, ledger, steady.running)
     latency = full.ttft_s + (workload.output_tokens - 1) * full.tpot_s
     return replace(
         steady,
@@ -263,7 +265,7 @@ def _saturated_state(
         ttft_s=full.ttft_s,
         latency_s=latency,
         queue_s=maximum(0.0, full.ttft_s - steady.prefill.total_s),
-        admission_s=0.0,
+        admission=AT_ONCE,
         requests_per_s=full.requests_per_s,
     )
 
@@ -371,7 +373,7 @@ def _steady(
         setting.line(GROUP, "Usual time to first token", key="usual_ttft"),
         steps=schedule.steps,
         read_s=steps.until_first_s,
-        steps_awaited=awaited,
+        steps_awaited=awaited.steps,
         decoding_ratio=overlap,
         step_s=decode.total_s,
     )
@@ -385,7 +387,8 @@ def _steady(
         wait_s=wait,
         intake_s=intake,
     )
-    admission = intake + (1 - schedule.burst_ratio) * awaited * overlap * decode.total_s
+    step_s = (1 - schedule.burst_ratio) * overlap * decode.total_s
+    admission = Admission(intake + awaited.same * step_s, awaited.looks * step_s)
     latency = ttft + (workload.output_tokens - 1) * tpot
     service = _service_seconds(setting, workload, prompt, (decode, decoding))
     busy = 0.0
@@ -404,7 +407,7 @@ def _steady(
         queue_s=queue,
         life_s=life,
         service_s=service,
-        admission_s=admission,
+        admission=admission,
     )
 
 
@@ -449,22 +452,39 @@ def intake_seconds(setting: Setting) -> float:
     return setting.engine.request_latency_s * setting.serving_factor("intake")
 
 
-def steps_awaited(setting: Setting, workload: ServeWorkload) -> float:
+class Awaited(NamedTuple):
+    """The mean decode steps that pass until a step reads a new request's prompt.
+
+    Every request waits for ``same``, for the rest of the running step, and for ``looks``, any
+    number of steps up to twice that being as likely.
+    """
+
+    same: float
+    rest: float = 0.0
+    looks: float = 0.0
+
+    @property
+    def steps(self) -> float:
+        """Return all of them."""
+        return self.same + self.rest + self.looks
+
+
+def steps_awaited(setting: Setting, workload: ServeWorkload) -> Awaited:
     """Return the decode steps that pass until a step reads a new request's prompt.
 
-    Half of the running one where requests come at any time; those who call again when a step ends
-    wait for the next one, and where sweeps of closed loops show it for some more, at most until
-    the others have their answers. An engine that looks for requests every few steps lets them
-    pass unseen: half of them on average, and all of them in a closed loop, by InferenceX's sweeps
-    of SGLang at intervals of 1, 10 and 30.
+    Half of the running one where requests come at any time, and those that are scheduled already;
+    those who call again when a step ends wait for the next one, and where sweeps of closed loops
+    show it for some more, at most until the others have their answers. An engine that looks for
+    requests every few steps lets them pass unseen: half of them on average, and all of them in a
+    closed loop, by InferenceX's sweeps of SGLang at intervals of 1, 10 and 30.
     """
     unseen = (setting.strategy.scheduler_recv_interval or 1) - 1
     if workload.concurrency is None:
-        return RUNNING_STEP + unseen / 2
+        return Awaited(float(setting.engine.steps_scheduled_ahead), RUNNING_STEP, unseen / 2)
     if setting.strategy.offload:
-        return USUAL_STEPS_AWAITED + unseen
+        return Awaited(USUAL_STEPS_AWAITED + unseen)
     steps = USUAL_STEPS_AWAITED * setting.sweep_factors.factor("steps_awaited") + unseen
-    return minimum(steps, maximum(USUAL_STEPS_AWAITED, workload.output_tokens))
+    return Awaited(minimum(steps, maximum(USUAL_STEPS_AWAITED, workload.output_tokens)))
 
 
 def _decoding_ratio(
@@ -504,7 +524,10 @@ def _slot_wait(
 
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the maximum requests per second of all replicas with independent callers."""
-    full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
+    full = maximum(
+        1.0,
+        minimum(most, minimum(batch_limit(setting, workload), float(MAX_SEARCHED_CONCURRENCY))),
+    )
     calls = {
         "concurrency": full,
         "burst_requests": None,
@@ -564,15 +587,16 @@ def _warnings(
     setting: Setting,
     workload: ServeWorkload,
     steady: _Steady,
-    load: tuple[float, float],
+    load: tuple[float, float, float],
 ) -> tuple[str, ...]:
-    offered, most = load
+    offered, slots, held = load
     if is_column(steady.latency_s):
         return ()
     warnings = []
-    if 1 <= most < offered:
+    if 1 <= slots < offered:
+        by = "memory holds" if held <= slots else f"{setting.engine.title} by default runs"
         warnings.append(
-            f"memory holds {most * setting.layout.data:.0f} requests at once, "
+            f"{by} {slots * setting.layout.data:.0f} requests at once, "
             f"{round(offered * setting.layout.data)} are offered: the rest wait"
         )
     for name, value, limit in (

@@ -1,7 +1,7 @@
 """Estimates of a request, alone and under load."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -44,9 +44,17 @@ from planner.workload.disaggregate import (
     serve_heterogeneous,
     serve_replica_shares,
 )
-from planner.workload.generate import fits_one_request, max_concurrency
+from planner.workload.generate import batch_limit, fits_one_request, max_concurrency
 from planner.workload.inference_memory import default_requests
-from planner.workload.outcome import Confidence, Outcome, confidence_of, expense, intervals_of
+from planner.workload.mixed_steps import uncached_prompt
+from planner.workload.outcome import (
+    Admission,
+    Confidence,
+    Outcome,
+    confidence_of,
+    expense,
+    intervals_of,
+)
 from planner.workload.queued_batch import answer_batch
 from planner.workload.resolve import resolve
 from planner.workload.serve import (
@@ -134,6 +142,34 @@ class RequestTimes:
     tpot_s: Floats
     latency_s: Floats
 
+    @classmethod
+    def pooled(cls, parts: Iterable["RequestTimes"]) -> "RequestTimes":
+        """Return the times of all requests of several simulations."""
+        columns = zip(*((part.ttft_s, part.tpot_s, part.latency_s) for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    def after_looks(self, mean_s: float) -> "RequestTimes":
+        """Return the times with waits of ``mean_s`` on average, uniform from none on."""
+        if not mean_s:
+            return self
+        waits = 2 * mean_s * np.random.default_rng(0).random(len(self.ttft_s))
+        return replace(self, ttft_s=self.ttft_s + waits, latency_s=self.latency_s + waits)
+
+    def at_means(self, means: Performance, admission: Admission) -> "RequestTimes":
+        """Return the times with what passes before a step reads a prompt, scaled to the means."""
+        waited = self.after_looks(admission.looks_s)
+
+        def scaled(name: str) -> Floats:
+            times: Floats = getattr(waited, f"{name}_s")
+            mean: float | None = getattr(means, f"{name}_seconds")
+            if mean is None or not times.mean() > 0:
+                return times
+            same = same_for_all(name, admission)
+            result: Floats = same + times * (max(0.0, mean - same) / times.mean())
+            return result
+
+        return RequestTimes(scaled("ttft"), scaled("tpot"), scaled("latency"))
+
 
 def under_load(
     setting: Setting, workload: ServeWorkload, outcome: Outcome, ledger: Ledger
@@ -143,7 +179,8 @@ def under_load(
     A rate above saturation has no percentiles because its queue grows without bound.
     """
     means = outcome.performance
-    most = (means.max_concurrency or 0) // setting.layout.data
+    held = (means.max_concurrency or 0) // setting.layout.data
+    most = min(held, int(batch_limit(setting, workload)))
     if most < 1:
         return means, ()
     limit = saturation_rate(setting, workload, most)
@@ -160,16 +197,17 @@ def _with_limits(
     simulate: Callable[[], RequestTimes],
     means_of: Means,
 ) -> tuple[Performance, tuple[str, ...]]:
-    means, admission_s = outcome.performance, outcome.admission_s
+    means, admission = outcome.performance, outcome.admission
     figures: dict[str, float | int] = {"max_requests_per_second": limit}
     rate = workload.request_rate_per_second
     if rate is not None and rate >= limit:
         warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
         return means.model_copy(update=figures), (warning,)
     simulated = simulate()
-    figures |= percentiles(means, simulated, ledger, admission_s)
+    figures |= percentiles(means, simulated, ledger, admission)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, admission_s)
+        served = simulated.at_means(means, admission)
+        figures["slo_attainment_ratio"] = attained_ratio(workload, means, served)
         figures |= largest_load_within_objectives(means_of, workload, limit)
     return means.model_copy(update=figures), ()
 
@@ -232,24 +270,21 @@ class Replica:
             _after_warm_up(simulate(batching, replace(traffic, seed=seed), costs), workload, kept)
             for seed in range(_repetitions(traffic))
         ]
-        return RequestTimes(
-            *(
-                np.concatenate([getattr(one, f"{name}_s") for one in times])
-                for name in ("ttft", "tpot", "latency")
-            )
-        )
+        return RequestTimes.pooled(times)
 
     def _traffic(
         self, workload: ServeWorkload, most: int, in_flight: float
     ) -> tuple[Traffic, int]:
         """Return the traffic and slots of the replica, both scaled down for many callers."""
         rate, variation = workload.request_rate_per_second, workload.length_variation or 0.0
-        prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
+        prompt = uncached_prompt(workload)
+        cached = workload.input_tokens - prompt
+        longest = (workload.max_request_tokens or math.inf) - cached
         if rate is not None:
             count = max(simulated_count(in_flight), UNEVEN_REQUESTS if variation else 0)
             calls = poisson_calls(rate / self.number, count)
             traffic = Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD)
-            return replace(traffic, length_variation=variation), most
+            return replace(traffic, length_variation=variation, longest_tokens=longest), most
         callers = workload.callers
         callers_each = math.ceil(callers / self.number) if callers else most
         scale = min(1.0, MAX_CALLERS / callers_each)
@@ -260,7 +295,7 @@ class Replica:
             calls_each, spread = 1, 0.0
         calls_each = min(calls_each, max(LEAST_CALLS, MAX_REQUESTS // number))
         traffic = Traffic(prompt, workload.output_tokens, [0.0] * number, calls_each, spread)
-        traffic = replace(traffic, length_variation=variation)
+        traffic = replace(traffic, length_variation=variation, longest_tokens=longest)
         return traffic, max(1, round(min(most, callers_each) * scale))
 
 
@@ -294,23 +329,24 @@ def _after_warm_up(timeline: Timeline, workload: ServeWorkload, kept: int) -> Re
     return RequestTimes(timeline.ttft_s[counts], tpot[counts], timeline.latency_s[counts])
 
 
-def admission_in(name: str, admission_s: float) -> float:
-    """Return the part of a time that passes before a step can read the prompt."""
-    return 0.0 if name == "tpot" else admission_s
+def same_for_all(name: str, admission: Admission) -> float:
+    """Return the part of a time that every request waits before a step can read its prompt."""
+    return 0.0 if name == "tpot" else admission.same_s
 
 
 def percentiles(
     means: Performance,
     simulated: RequestTimes,
     ledger: Ledger,
-    admission_s: float,
+    admission: Admission,
     names: Collection[str] = ALL_PERCENTILES,
 ) -> dict[str, float]:
     """Return the named percentiles of each time that has a mean, from the simulation."""
     values: dict[str, float] = {}
+    waited = simulated.after_looks(admission.looks_s)
     for name in ("ttft", "tpot", "latency"):
         mean: float | None = getattr(means, f"{name}_seconds")
-        times: Floats = getattr(simulated, f"{name}_s")
+        times: Floats = getattr(waited, f"{name}_s")
         percents = [each for each in PERCENTILES if f"{name}_p{each}_seconds" in names]
         if not percents or mean is None or not times.mean() > 0:
             continue
@@ -321,23 +357,19 @@ def percentiles(
                 mean_s=mean,
                 simulated_s=float(simulated_s),
                 simulated_mean_s=float(times.mean()),
-                admission_s=admission_in(name, admission_s),
+                admission_s=same_for_all(name, admission),
             )
     return values
 
 
-def attained_ratio(
-    workload: ServeWorkload, means: Performance, simulated: RequestTimes, admission_s: float
-) -> float:
+def attained_ratio(workload: ServeWorkload, means: Performance, served: RequestTimes) -> float:
     """Return the share of the requests that meet all given objectives."""
-    met = np.ones(len(simulated.ttft_s), dtype=bool)
+    met = np.ones(len(served.ttft_s), dtype=bool)
     for name in ("ttft", "tpot"):
         objective: float | None = getattr(workload, f"{name}_slo_seconds")
-        mean: float | None = getattr(means, f"{name}_seconds")
-        times: Floats = getattr(simulated, f"{name}_s")
-        if objective is not None and mean is not None and times.mean() > 0:
-            before = admission_in(name, admission_s)
-            met &= before + times * ((mean - before) / times.mean()) <= objective
+        times: Floats = getattr(served, f"{name}_s")
+        if objective is not None and getattr(means, f"{name}_seconds") and times.mean() > 0:
+            met &= times <= objective
     return float(met.mean())
 
 
@@ -412,7 +444,10 @@ def under_heterogeneous_load(
     parts = replica_shares(setting, workload)
     if len(parts) == 1:
         return under_load(parts[0].setting, workload, outcome, ledger)
-    most = [int(max_concurrency(part.setting, workload)) for part in parts]
+    most = [
+        int(min(max_concurrency(part.setting, workload), batch_limit(part.setting, workload)))
+        for part in parts
+    ]
     if min(most) < 1:
         return outcome.performance, ()
     limit = float(sum(part.rate * part.dealt.replicas for part in parts))
@@ -439,31 +474,9 @@ def _pooled(
         in_flight = rate_per_replica * (outcome.performance.latency_seconds or 0.0)
         simulated = simulated_requests(part.setting, load, slots, in_flight)
         count = max(1, round(SAMPLES * rate / sum(rates)))
-        samples.append(_sampled(_scaled(simulated, outcome), count))
-    return RequestTimes(
-        *(
-            np.concatenate([getattr(one, f"{name}_s") for one in samples])
-            for name in ("ttft", "tpot", "latency")
-        )
-    )
-
-
-def _scaled(simulated: RequestTimes, outcome: Outcome) -> RequestTimes:
-    """Return simulated requests scaled to the calibrated means of their replica."""
-
-    def times(name: str) -> Floats:
-        simulated_s: Floats = getattr(simulated, f"{name}_s")
-        mean: float = getattr(outcome.performance, f"{name}_seconds") or 0.0
-        before = admission_in(name, outcome.admission_s)
-        return (
-            simulated_s
-            if not simulated_s.mean() > 0
-            else before + simulated_s * ((mean - before) / simulated_s.mean())
-        )
-
-    return replace(
-        simulated, ttft_s=times("ttft"), tpot_s=times("tpot"), latency_s=times("latency")
-    )
+        served = simulated.at_means(outcome.performance, outcome.admission)
+        samples.append(_sampled(served, count))
+    return RequestTimes.pooled(samples)
 
 
 def _sampled(simulated: RequestTimes, count: int) -> RequestTimes:

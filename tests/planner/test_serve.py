@@ -209,11 +209,44 @@ def test_replicas_share_a_burst():
     assert two.performance.output_tokens_per_second == pytest.approx(2 * one)
 
 
-def test_an_engine_holds_no_more_requests_than_it_schedules():
-    short = {"input_tokens": 16, "output_tokens": 16}
-    ledger = recorded(**short)
-    told = {entry.key: entry for entry in ledger.entries}
-    assert told["mixed_steps"].inputs()[0].value == 2048
+DEFAULTS = [
+    ("vllm", "h100-sxm-80gb", 1024), ("vllm 0.7.3", "h100-sxm-80gb", 256),
+    ("vllm", "a100-sxm4-80gb", 256), ("vllm 0.11.0", "h200-sxm-141gb", 1024),
+    ("vllm", "rtx-4090", 256), ("sglang", "h100-sxm-80gb", 2048),
+    ("tensorrt_llm", "h100-sxm-80gb", 2048),
+]  # fmt: skip
+
+
+def test_requests_beyond_an_engines_default_wait_unless_they_are_stated():
+    short = {"kind": "serve", "input_tokens": 16, "output_tokens": 16}
+    small = "Qwen/Qwen2.5-0.5B"
+    for engine, device, most in DEFAULTS:
+
+        def found(load, count, engine=engine, device=device):
+            workload = {**short, load: count}
+            return ask(model=small, engine=engine, device=device, workload=workload)
+
+        def waits(answer):
+            return any("by default runs" in warning for warning in answer.warnings)
+
+        assert waits(found("burst_requests", most + 1)), (engine, device)
+        assert not waits(found("burst_requests", most)), (engine, device)
+        assert not waits(found("concurrency", most + 1)), (engine, device)
+        twice, thrice = (found("burst_requests", times * most).performance for times in (2, 3))
+        assert thrice.ttft_seconds > 1.2 * twice.ttft_seconds, (engine, device)
+        assert thrice.tpot_seconds == pytest.approx(twice.tpot_seconds, rel=0.01)
+
+
+def test_a_request_of_an_open_loop_waits_for_the_step_that_is_scheduled_already():
+    """vLLM schedules the next step while one runs from 0.14 on, SGLang from 0.4 on."""
+    load = {**SERVE, "concurrency": None, "request_rate_per_second": 4.0}
+    for engine, before, since in (("vllm", "0.13.0", "0.14.0"), ("sglang", "0.3.6", "0.4.0")):
+        old, new = (
+            ask(engine=f"{engine} {release}", workload=load).performance
+            for release in (before, since)
+        )
+        added = new.ttft_seconds - old.ttft_seconds
+        assert added == pytest.approx(new.tpot_seconds, rel=0.2), engine
 
 
 def test_prompts_leave_fewer_to_decode_and_the_others_wait_for_theirs():
