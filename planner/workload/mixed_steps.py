@@ -339,13 +339,16 @@ def mixed_work(
 ) -> ForwardPass:
     """Return the work of a mixed step on one rank: decode tokens and prompt chunks.
 
-    The KV cache of the decoding requests is read in a separate pass.
+    The KV cache of the decoding requests is read in a separate pass. Where lengths vary, most
+    tokens are of long prompts: each attends to as many as in one of the mean and variance.
     """
     model, layout = setting.model, setting.layout
     cached = workload.input_tokens * workload.prefix_share_ratio
     prompt = workload.input_tokens - cached
     prompts = chunk / prompt
-    pairs = pairs_by_layer_group(model, workload.input_tokens)
+    longer = 1 + workload.length_variance
+    pairs = pairs_by_layer_group(model, workload.input_tokens * longer)
+    pairs = 1 / longer * pairs
     if cached:
         pairs = pairs + -1 * pairs_by_layer_group(model, cached)
     chunks = maximum(1.0, prompt / chunk)
