@@ -339,6 +339,19 @@ def waves_seconds(
 
 
 @equation(
+    "TPOT = (1 - q) · t_first + q · t_full",
+    unit="s",
+    symbols={"first_s": "t_first", "full_s": "t_full", "waiting_ratio": "q"},
+    source="mean over a burst: a share q waits for a place and then runs in a full batch",
+)
+def token_gap_of_waves(
+    *, first_s: Quantity, full_s: Quantity, waiting_ratio: Quantity
+) -> Quantity:
+    """Return the mean seconds between two tokens of the requests of a burst."""
+    return (1 - waiting_ratio) * first_s + waiting_ratio * full_s
+
+
+@equation(
     "TTFT = wait + n · t_mixed",
     unit="s",
     symbols={"waited_s": "wait", "own_steps": "n", "mixed_s": "t_mixed"},

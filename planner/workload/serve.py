@@ -27,6 +27,7 @@ from planner.cost.queueing import (
     mixed_steps,
     slot_wait,
     time_to_first_token,
+    token_gap_of_waves,
     usual_time_to_first_token,
     waves_seconds,
 )
@@ -108,12 +109,21 @@ def saturation(
     return Saturation(cycle.cycle_s / workload.output_tokens, ttft, rate)
 
 
-def burst_rate(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> float:
-    """Return the requests per second of one replica that serves a burst of requests.
+@dataclass(frozen=True)
+class Burst:
+    """A burst on one replica: its rate, and the time per token of those who wait for a place."""
+
+    tpot_s: float
+    waiting_ratio: float
+    requests_per_s: float
+
+
+def burst_at(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> Burst:
+    """Return how one replica serves a burst of requests.
 
     The time runs from the first prompt to the last token of the replica's share of
-    ``workload.burst_requests``. At most ``places`` requests are in memory at once: the burst is
-    served in waves of equal size, one after the other.
+    ``workload.burst_requests``. At most ``places`` requests run at once: the burst is served in
+    waves of equal size, one after the other.
 
     Source: ``planner.cost.queueing.waves_seconds``.
     """
@@ -130,7 +140,8 @@ def burst_rate(setting: Setting, workload: ServeWorkload, ledger: Ledger, places
         mixed_steps=cycle.reading,
         packed_s=cycle.packed_s,
     )
-    return requests / seconds
+    waiting = maximum(0.0, 1 - places / requests)
+    return Burst(cycle.cycle_s / workload.output_tokens, waiting, requests / seconds)
 
 
 def _cycle(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> _Cycle:
@@ -226,8 +237,11 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         line = setting.line("memory", "KV cache of the queue", key="kv_cache")
         memory = with_queue(memory, waits, ledger, line)
     prompt = _prompt(setting, workload, ledger, running)
-    steady = _steady(setting, workload, ledger, (running, offered), prompt)
-    if fills_every_slot(setting, workload):
+    burst = None
+    if workload.burst_requests is not None and fills_every_slot(setting, workload):
+        burst = burst_at(setting, workload, ledger, running)
+    steady = _steady(setting, workload, ledger, (running, offered), prompt, burst)
+    if burst is None and fills_every_slot(setting, workload):
         steady = _saturated_state(setting, workload, ledger, steady)
     return Outcome(
         memory=memory,
@@ -254,9 +268,6 @@ def _saturated_state(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady
 ) -> _Steady:
     """Return the steady state with every slot taken and mixed prefill and decode steps."""
-    if workload.burst_requests is not None:
-        rate = burst_rate(setting, workload, ledger, steady.running)
-        return replace(steady, requests_per_s=rate)
     full = saturation(setting, workload, ledger, steady.running)
     latency = full.ttft_s + (workload.output_tokens - 1) * full.tpot_s
     return replace(
@@ -339,6 +350,7 @@ def _steady(
     ledger: Ledger,
     load: tuple[float, float],
     prompt: _Prompt,
+    burst: Burst | None = None,
 ) -> _Steady:
     """Return the steady state for ``load``, the (running, offered) requests."""
     running, offered = load
@@ -364,6 +376,16 @@ def _steady(
     )
     life = prefill.total_s + (workload.output_tokens - 1) * tpot
     life = maximum(life, steps.schedule.life_steps * tpot * step.tokens)
+    if burst is not None and any_of(burst.waiting_ratio > 0):
+        tpot = ledger.term(
+            token_gap_of_waves,
+            setting.line(GROUP, "Time per output token of a burst", key="burst_tpot"),
+            first_s=tpot,
+            full_s=burst.tpot_s,
+            waiting_ratio=burst.waiting_ratio,
+        )
+        full_life = workload.output_tokens * burst.tpot_s
+        life = (1 - burst.waiting_ratio) * life + burst.waiting_ratio * full_life
     wait = _slot_wait(setting, workload, ledger, (offered, running, life))
     schedule = steps.schedule
     awaited, intake = steps_awaited(setting, workload), intake_seconds(setting)
@@ -408,6 +430,7 @@ def _steady(
         life_s=life,
         service_s=service,
         admission=admission,
+        requests_per_s=None if burst is None else burst.requests_per_s,
     )
 
 

