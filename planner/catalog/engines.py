@@ -163,6 +163,10 @@ class Engine(Spec):
     logprob_tile: tuple[int, int] = (0, 0)
     # Whether it trains for objectives that compare answers: DPO, KTO, ORPO, reward models.
     compares_answers: bool = False
+    # Whether it trains on completions that the model generates itself (GRPO), and whether rows of
+    # such a step hold several of them, without padding.
+    trains_on_policy: bool = False
+    packs_completions: bool = False
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False

@@ -366,6 +366,8 @@ def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     """Return the largest batch without gradient accumulation, in multiples of all ranks."""
     pinned = request.pins.data_parallel_size
     step = math.lcm(resolve_cluster(request.cluster).num_devices, pinned or 1)
+    if isinstance(request.workload, TrainWorkload) and request.workload.generates:
+        step = math.lcm(step, request.workload.num_generations)
     replicas = [pinned] if pinned else [n for n in range(step, 0, -1) if step % n == 0]
 
     def at(sequences: int) -> list[PlanRequest]:
@@ -381,17 +383,18 @@ def _unaccumulated_request(request: PlanRequest, sequences: int, replicas: int) 
     """Return a training request with one micro-batch per replica and step."""
     single_pass = {"data_parallel_size": replicas, "gradient_accumulation_steps": 1}
     pins = {**single_pass, "micro_batch_size": sequences // replicas}
-    changed = _changed(request, global_batch_size=sequences)
+    changed = _changed(request, global_batch_size=sequences, generation_batch_size=None)
     return changed.model_copy(update={"pins": request.pins.model_copy(update=pins)})
 
 
 def _sequence(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    if not isinstance(request.workload, TrainWorkload):
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload):
         raise _unsuited(request, "longest_sequence", "train")
     trained = resolve_model(request.model).max_position_embeddings
 
     def at(tokens: int) -> PlanRequest:
-        return _changed(request, sequence_length=tokens)
+        return request.model_copy(update={"workload": workload.with_sequences_of(tokens)})
 
     reason = f"the model was trained to {trained} tokens"
     return _limit_on_scale(SteppedQuantity("tokens", SEQUENCE_STEP, trained, at, reason), probe)

@@ -29,6 +29,7 @@ from planner.specs.workload import (
     ServeWorkload,
     Strategy,
     TrainWorkload,
+    Workload,
 )
 from planner.workload.resolve import resolve_cluster, resolve_device
 
@@ -288,11 +289,12 @@ class _Sizes:
         return len(self._sizes)
 
     def __getitem__(self, at: int) -> RequestChange:
-        size = self._sizes[at]
-        return RequestChange(
-            f"{self._name.replace('_', ' ')} {size}",
-            {"workload": self._workload.model_copy(update={self._name: size})},
-        )
+        size, workload = self._sizes[at], self._workload
+        if isinstance(workload, TrainWorkload):
+            changed: Workload = workload.with_sequences_of(size)
+        else:
+            changed = workload.model_copy(update={self._name: size})
+        return RequestChange(f"{self._name.replace('_', ' ')} {size}", {"workload": changed})
 
 
 def fewer_limits(request: PlanRequest, reach: Reach, purpose: Purpose) -> Iterator[RequestChange]:

@@ -19,8 +19,10 @@ from planner.catalog.engines import (
 from planner.cost.quantity import Flag, NullLedger, both, divides, either
 from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
+from planner.search.rollouts import rollout_choices
 from planner.search.space import MAX_TENSOR_RANKS, Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
+from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import get
 from planner.workload.layouts import (
@@ -89,7 +91,7 @@ class TrainingSupport:
 
     def runs(self, layout: Layout, *, offloads: bool) -> Flag:
         """Return which layouts the engine, or an export of the plan, runs."""
-        if self.workload.compares:
+        if self.workload.compares and self.engine.compares_answers:
             return self._in_preference_trainer(layout)
         if self.engine.key == "deepspeed":
             return self._in_deepspeed(layout)
@@ -197,7 +199,7 @@ RECOMPUTATIONS = ("none", "selective", "full")
 # GPipe has the bubble of 1F1B and holds more activations, so it is costed only if pinned.
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 # Megatron-LM and its derivatives support only 1F1B and interleaved schedules.
-NO_ZERO_BUBBLE = frozenset({"megatron", "megatron_deepspeed", "nemo"})
+NO_ZERO_BUBBLE = frozenset({"megatron", "megatron_deepspeed", "nemo", "nemo_rl", "verl"})
 SIZES = frozenset(
     {
         "data_parallel_size",
@@ -258,9 +260,15 @@ class TrainingSpace:
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
         # Checkpointing of transformers' layers is whole or none.
-        recomputations = RECOMPUTATIONS[::2] if self.workload.compares else RECOMPUTATIONS
-        for compute, stages, recomputation in product(
-            self._computes, self._pipeline_sizes, recomputations
+        whole_layers = self.workload.compares and self._support.engine.compares_answers
+        recomputations = RECOMPUTATIONS[::2] if whole_layers else RECOMPUTATIONS
+        places = [
+            (rollout, stages)
+            for rollout in self._rollouts
+            for stages in self._pipeline_sizes(training_devices(self.question, rollout))
+        ]
+        for compute, (rollout, stages), recomputation in product(
+            self._computes, places, recomputations
         ):
             for schedule, offload in product(
                 self._schedules(stages),
@@ -271,6 +279,8 @@ class TrainingSpace:
                     "activation_recomputation": recomputation,
                     "compute_dtype": compute,
                 }
+                if rollout:
+                    chosen["rollout"] = rollout
                 if schedule:
                     chosen["pipeline_schedule"] = schedule
                 if offload:
@@ -288,13 +298,19 @@ class TrainingSpace:
         return ("fp32", "bf16") if "bf16" in device.peak_flops_per_second else ("fp32",)
 
     @cached_property
-    def _pipeline_sizes(self) -> tuple[int, ...]:
+    def _rollouts(self) -> tuple[RolloutSpec | None, ...]:
+        """Return where completions may be generated; None alone for a training without any."""
+        return (
+            rollout_choices(self.question, self.workload) if self.workload.generates else (None,)
+        )
+
+    def _pipeline_sizes(self, devices: int) -> tuple[int, ...]:
         pinned = self.question.pinned.get("pipeline_parallel_size")
         if pinned:
             return (pinned,)
         if self.question.pinned.get("attention") == "flex":
             return (1,)
-        return tuple(pipeline_sizes(self.question, self.question.cluster.num_devices))
+        return tuple(pipeline_sizes(self.question, devices))
 
     @cached_property
     def _support(self) -> TrainingSupport:
@@ -314,10 +330,11 @@ class TrainingSpace:
         setting = self._setting(shared)
         fetched = setting.offload.weights_share > 0
         offloads = bool(setting.offload.places)
-        grid_key = (stages, schedule, fetched, offloads, idle)
+        devices = training_devices(question, shared.get("rollout"))
+        grid_key = (stages, schedule, fetched, offloads, idle, devices)
         if grid_key not in self._grids:
             self._grids[grid_key] = self._grid(
-                stages, schedule, fetched=fetched, offloads=offloads, idle=idle
+                stages, schedule, fetched=fetched, offloads=offloads, idle=idle, devices=devices
             )
         grid = self._grids[grid_key]
         setting = replace(setting, layout=grid.layout)
@@ -356,9 +373,8 @@ class TrainingSpace:
         setting_key = str(sorted({**shared, **dict.fromkeys(recomputation)}.items()))
         if setting_key not in self._settings:
             strategy = Strategy.model_validate({**shared, **single})
-            self._settings[setting_key] = resolve(
-                self.question.estimate_request(strategy), leaves_layout_open=True
-            )
+            resolved = resolve(self.question.estimate_request(strategy), leaves_layout_open=True)
+            self._settings[setting_key] = replace(resolved, shared=self._shared_costs)
         setting = self._settings[setting_key]
         return replace(setting, strategy=setting.strategy.model_copy(update=recomputation))
 
@@ -368,31 +384,45 @@ class TrainingSpace:
         return {}
 
     @cached_property
+    def _shared_costs(self) -> dict[object, object]:
+        """Return what strategies that only generate elsewhere cost alike."""
+        return {}
+
+    @cached_property
     def _grids(self) -> dict[tuple[object, ...], "_Grid"]:
         """Return the cache of grids, which do not depend on recomputation."""
         return {}
 
     def _grid(
-        self, stages: int, schedule: str | None, *, fetched: bool, offloads: bool, idle: bool
+        self,
+        stages: int,
+        schedule: str | None,
+        *,
+        fetched: bool,
+        offloads: bool,
+        idle: bool,
+        devices: int,
     ) -> "_Grid":
         sizes = self._sizes(stages, schedule, [FULL_SHARDING] if fetched else self._zero_stages)
-        layout = self._layout(stages, sizes)
+        layout = self._layout(stages, sizes, devices)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
-        rules = self.rules(layout, schedule)
+        rules = self.rules(layout, schedule, devices)
         keep = both(rules_mask(rules), self._is_distinct(layout, fetched=fetched))
         steps = self.question.request.pins.gradient_accumulation_steps
         if steps is not None:
             keep = both(keep, layout.micro_batches == steps)
         keep = both(keep, self._support.runs(layout, offloads=offloads))
         if not idle:
-            keep = both(keep, layout.devices == self.question.cluster.num_devices)
+            keep = both(keep, layout.devices == devices)
         flags = cast("Flags", np.broadcast_to(keep, shape))
         return _Grid(self._named_sizes(sizes), layout, flags)
 
-    def rules(self, layout: Layout, schedule: str | None) -> Iterable[Rule]:
-        """Yield the layout rules that an exact estimate checks."""
+    def rules(
+        self, layout: Layout, schedule: str | None, devices: int | None = None
+    ) -> Iterable[Rule]:
+        """Yield the layout rules that an exact estimate checks, on all devices or some."""
         model, workload = self.question.model, self.workload
-        yield from rank_rules(model, self.question.cluster.num_devices, layout)
+        yield from rank_rules(model, devices or self.question.cluster.num_devices, layout)
         yield from batch_rules(workload, layout.data, layout.micro_batch)
         yield from training_rules(model, workload, layout, schedule)
         device, attention = self.question.device, self.question.pinned.get("attention")
@@ -431,10 +461,9 @@ class TrainingSpace:
             }
         )
 
-    def _layout(self, stages: int, sizes: dict[str, Numbers]) -> Layout:
+    def _layout(self, stages: int, sizes: dict[str, Numbers], devices: int) -> Layout:
         """Return the layout of a grid; data parallelism uses the remaining devices."""
         tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
-        devices = self.question.cluster.num_devices
         replicas = 1.0 if self._support.has_fused_update else devices / (tensor * context * stages)
         data = self.question.pinned.get("data_parallel_size") or replicas
         stage, shard = sizes["zero_stage"], self.question.pinned.get("zero_shard_size") or 0
@@ -501,6 +530,11 @@ class TrainingSpace:
         most = min(layers // stages, MAX_CHUNKS)
         even = [size for size in range(2, most + 1) if layers % (stages * size) == 0]
         return even or [size for size in (2, 4, 8, 16) if size <= most] or [2]
+
+
+def training_devices(question: Question, rollout: RolloutSpec | None) -> int:
+    """Return the devices of a cluster that are left to train."""
+    return question.cluster.num_devices - (rollout.devices if rollout else 0)
 
 
 def tensor_sizes(question: Question, devices_per_node: int) -> list[int]:

@@ -209,6 +209,14 @@ class Performance(SparseSpec):
     communication_ratio: float | None = Field(
         default=None, description="Share of a step for communication that nothing hides"
     )
+    rollout_idle_ratio: float | None = Field(
+        default=None,
+        description="Share of a step in which devices that generate completions wait",
+    )
+    trainer_idle_ratio: float | None = Field(
+        default=None,
+        description="Share of a step in which the other devices, which train, wait",
+    )
 
 
 class Quality(SparseSpec):

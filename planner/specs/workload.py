@@ -8,6 +8,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -25,6 +27,16 @@ from planner.specs.base import (
     read_formats,
     read_memory_share,
     refuse,
+)
+from planner.specs.on_policy import (
+    ON_POLICY,
+    ON_POLICY_OBJECTIVES,
+    OnPolicyFields,
+    RolloutSpec,
+    refuse_divided_groups,
+    refuse_inconsistent_lengths,
+    refuse_off_policy_fields,
+    refuse_other_lengths,
 )
 
 # The layout of the work on the hardware; absent fields take the engine's default.
@@ -223,6 +235,9 @@ class Strategy(SparseSpec):
     disaggregated: DisaggregatedSpec | None = Field(
         default=None, description="Prefill and decode on devices of their own"
     )
+    rollout: RolloutSpec | None = Field(
+        default=None, description="Where a policy in training generates its completions"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +257,7 @@ class Strategy(SparseSpec):
 
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
-TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward"]
+TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward", "grpo"]
 # Objectives that compare a chosen with a rejected answer, and those that have a frozen reference.
 PAIRED_OBJECTIVES = frozenset({"dpo", "orpo", "reward"})
 REFERENCE_OBJECTIVES = frozenset({"dpo", "kto"})
@@ -380,21 +395,21 @@ class GenerateWorkload(SparseSpec):
         return self.input_tokens + self.output_tokens
 
 
-class TrainWorkload(SparseSpec):
+class TrainWorkload(OnPolicyFields):
     """Train for a number of tokens or a time; without both, one step is costed."""
 
     kind: Literal["train"] = "train"
     sequence_length: PositiveInt = Field(description="Tokens of a training sequence")
     global_batch_size: PositiveInt = Field(
-        description="Records of one update, over all devices: sequences, or for the objectives "
-        "dpo, orpo and reward pairs of them"
+        description="Records of one update, over all devices: sequences, for the objectives dpo, "
+        "orpo and reward pairs of them, for grpo completions"
     )
     method: TrainMethod = Field(default="full", description="What is trained, and how")
     objective: TrainObjective = Field(
         default="supervised",
         description="What the loss compares: each token with the text (supervised), a chosen with "
-        "a rejected answer (dpo, orpo, or reward for a reward model), or an answer with its label "
-        "(kto)",
+        "a rejected answer (dpo, orpo, or reward for a reward model), an answer with its label "
+        "(kto), or the rewards of the model's own completions of a prompt (grpo)",
     )
     precompute_reference: bool = Field(
         default=False,
@@ -425,6 +440,12 @@ class TrainWorkload(SparseSpec):
     time_budget_seconds: PositiveFloat | None = Field(
         default=None, description="Time of the run, whose tokens are the result"
     )
+
+    @model_serializer(mode="wrap")
+    def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        dropped = () if self.generates else ON_POLICY
+        fields = handler(self).items()
+        return {name: value for name, value in fields if value is not None and name not in dropped}
 
     @model_validator(mode="after")
     def _shares_are_a_whole(self) -> Self:
@@ -468,6 +489,12 @@ class TrainWorkload(SparseSpec):
                 f"only {' and '.join(sorted(REFERENCE_OBJECTIVES))} have a reference model; the "
                 f"objective is {self.objective}",
             )
+        if not self.generates:
+            refuse_off_policy_fields(self, self.objective)
+        else:
+            refuse_inconsistent_lengths(self, self.sequence_length)
+            refuse_divided_groups(self, self.global_batch_size)
+            refuse_other_lengths(self.padding_ratio, self.document_tokens)
         if self.compares and self.length_schedule:
             refuse(
                 "length_schedule",
@@ -480,6 +507,43 @@ class TrainWorkload(SparseSpec):
     def compares(self) -> bool:
         """Return whether the loss compares answers, rather than each token with a text."""
         return self.objective != "supervised"
+
+    @property
+    def generates(self) -> bool:
+        """Return whether the model learns from completions that it generates itself."""
+        return self.objective in ON_POLICY_OBJECTIVES
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return the tokens of the longest prompt of a policy."""
+        return self.max_prompt_length or self.sequence_length - self.max_completion_length
+
+    @property
+    def typical_prompt(self) -> int:
+        """Return the mean tokens of a policy's prompts."""
+        return self.mean_prompt_length or self.longest_prompt
+
+    @property
+    def typical_completion(self) -> int:
+        """Return the mean tokens of a policy's completions."""
+        return self.mean_completion_length or self.max_completion_length
+
+    def with_sequences_of(self, tokens: int) -> Self:
+        """Return the training with sequences of another length; a policy's completions follow."""
+        changed: dict[str, object] = {"sequence_length": tokens}
+        if self.generates:
+            most = max(1, tokens - self.longest_prompt)
+            mean = self.mean_completion_length
+            changed |= {
+                "max_completion_length": most,
+                "mean_completion_length": None if mean is None else min(mean, most),
+            }
+        return self.model_copy(update=changed)
+
+    @property
+    def completions(self) -> int:
+        """Return the completions that a policy generates at a time."""
+        return self.generation_batch_size or self.global_batch_size
 
     @property
     def possible_methods(self) -> tuple[str, ...]:
@@ -499,6 +563,8 @@ class TrainWorkload(SparseSpec):
     @property
     def has_reference(self) -> bool:
         """Return whether a frozen reference answers beside each step of the policy."""
+        if self.generates:
+            return self.beta > 0
         return self.objective in REFERENCE_OBJECTIVES and not self.precompute_reference
 
     @property

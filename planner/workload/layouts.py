@@ -604,6 +604,8 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
         NotPossibleError: the layout needs too many devices or does not divide the model.
     """
     available = request.cluster.num_devices
+    if request.strategy.rollout is not None:
+        available -= request.strategy.rollout.devices
     if isinstance(request.workload, CompressWorkload):
         layout = _compression_layout(request.strategy, request.workload)
         check_rules(rank_rules(model, available, layout))

@@ -33,6 +33,8 @@ def forwards_in_step(workload: TrainWorkload) -> Forwards:
     if workload.objective == "kto":
         alone = Forwards(1, "KL forward")
         return alone if workload.precompute_reference else Forwards(3, "Reference and KL forwards")
+    if workload.generates:  # before the updates, see planner/workload/on_policy.py
+        return NO_FORWARDS
     return Forwards(1, "Reference forward") if workload.has_reference else NO_FORWARDS
 
 

@@ -55,6 +55,7 @@ from planner.workload.layouts import (
 )
 from planner.workload.option_rules import option_rules
 from planner.workload.preference import as_trained
+from planner.workload.rollouts import with_rollout
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 from planner.workload.training_memory import optimizer_of
 
@@ -497,10 +498,12 @@ def _refuse_objective(workload: TrainWorkload, given: Strategy, engine: Engine) 
     """
     if not workload.compares:
         return
-    if not engine.compares_answers:
+    runs = engine.trains_on_policy if workload.generates else engine.compares_answers
+    if not runs:
+        known = "supervised alone" if not engine.trains_on_policy else "for grpo alone"
         raise NotPossibleError(
             f"objective is {workload.objective}: {engine.title.partition(',')[0]} trains "
-            f"supervised alone; set engine to {PREFERENCE_ENGINE}, or leave it out",
+            f"{known}; set engine to {PREFERENCE_ENGINE}, or leave it out",
             "engine",
         )
     if given.packed:
@@ -532,6 +535,7 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
         _refuse_objective(request.workload, request.strategy, engine)
     model = as_trained(_in_engine(resolve_model(request.model), engine), request.workload)
     _refuse_encoder(model, training=training)
+    request = with_rollout(request, device)
     given = request.strategy
     request = with_published_format(request, model, training=training)
     refuse_unmodelled_fields(request.strategy, training=training)
@@ -904,7 +908,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
         )
     if setting.model.note:
         add(setting.model.note)
-    unused = request.cluster.num_devices - single(setting.layout.devices)
+    unused = request.cluster.num_devices - single(setting.devices_in_use)
     if unused:
         add(f"{unused} of {request.cluster.num_devices} devices stay unused")
     if request.engine and not request.strategy.kv_cache_dtype and setting.strategy.kv_cache_dtype:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar, cast
 
-from planner.catalog.engines import Engine, release_number, sources
+from planner.catalog.engines import Engine, release_number, sixteen_bit_dtype, sources
 from planner.catalog.gguf import PackedFormat, packed_format
 from planner.cost.column import single
 from planner.cost.communication import StageShare, stage_shares
@@ -342,12 +342,20 @@ class Setting:
     warnings: list[str] = field(default_factory=list)
     # Cached costs of this setting; a changed copy starts empty.
     remembered: dict[str, object] = field(default_factory=dict, init=False, compare=False)
+    # Costs that changed copies share, by all that they depend on beside model and hardware.
+    shared: dict[object, object] = field(default_factory=dict, compare=False)
 
     def cached_cost(self, name: str, cost: Callable[[], T]) -> T:
         """Return a named cost of this setting, computed once and cached."""
         if name not in self.remembered:
             self.remembered[name] = cost()
         return cast("T", self.remembered[name])
+
+    def shared_cost(self, key: object, cost: Callable[[], T]) -> T:
+        """Return a cost that copies of this setting share which have the same key."""
+        if key not in self.shared:
+            self.shared[key] = cost()
+        return cast("T", self.shared[key])
 
     @property
     def is_measured(self) -> bool:
@@ -514,6 +522,17 @@ class Setting:
         if any_of(self.layout.cache_element_bytes > 0):
             return self.layout.cache_element_bytes
         return element_bytes(self.strategy.kv_cache_dtype or "bf16")
+
+    @property
+    def devices_in_use(self) -> float:
+        """Return the devices of the layout, and those that generate completions for it."""
+        rollout = self.strategy.rollout
+        return self.layout.devices + (rollout.devices if rollout else 0)
+
+    @property
+    def generating_dtype(self) -> Dtype:
+        """Return the 16-bit format in which a policy in training is loaded to generate."""
+        return sixteen_bit_dtype(self.device)
 
     @property
     def host_link_bytes_per_s(self) -> float:

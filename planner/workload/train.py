@@ -161,6 +161,24 @@ def at_pace(
     )
 
 
+def forward_seconds(
+    setting: Setting, workload: TrainWorkload, ledger: Ledger, forwards: Forwards
+) -> dict[str, float]:
+    """Return the seconds of forward passes over all records of a step, by operator class.
+
+    The micro-batches pass through the stages of a pipeline as those of a training step.
+    """
+    step = _Step(setting, workload, ledger)
+    each = step.forward_cost(forwards)
+    passes = setting.layout.micro_batches + (step.waiting_stages - 1) / step.bubble_chunks
+    return {
+        "compute": passes * each.compute_s,
+        "memory_bandwidth": passes * each.memory_s,
+        "communication": passes * each.communication_s,
+        "overhead": passes * each.overhead_s,
+    }
+
+
 class _Step:
     """The parts of one step on one device."""
 
@@ -287,7 +305,7 @@ class _Step:
         """Return a micro-batch with the forward passes of its objective's reference."""
         if not self.forwards.number:
             return micro
-        added = self._forward_cost(self.forwards)
+        added = self.forward_cost(self.forwards)
         return _MicroBatch(
             micro.compute_s + added.compute_s,
             micro.memory_s + added.memory_s,
@@ -306,10 +324,10 @@ class _Step:
             reference_pass_seconds,
             self.setting.line(GROUP, "Reference pass before the steps, of a step's records"),
             micro_batches=micro_batches,
-            forward_s=self._forward_cost(forwards, NullLedger()).total_s,
+            forward_s=self.forward_cost(forwards, NullLedger()).total_s,
         )
 
-    def _forward_cost(self, forwards: Forwards, ledger: Ledger | None = None) -> _MicroBatch:
+    def forward_cost(self, forwards: Forwards, ledger: Ledger | None = None) -> _MicroBatch:
         """Return the seconds and FLOP of forward passes without gradients over a micro-batch."""
         setting, pace = self.setting, self.kernels.pace
         own = self if ledger is None else _Step(setting, self.workload, ledger, pace)

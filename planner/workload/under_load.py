@@ -47,6 +47,7 @@ from planner.workload.disaggregate import (
 from planner.workload.generate import batch_limit, fits_one_request, max_concurrency
 from planner.workload.inference_memory import default_requests
 from planner.workload.mixed_steps import uncached_prompt
+from planner.workload.on_policy import on_policy_fits, train_on_policy
 from planner.workload.outcome import (
     Admission,
     Confidence,
@@ -603,7 +604,8 @@ def cost_workload(setting: Setting, ledger: Ledger) -> Outcome:
         case GenerateWorkload():
             return answer_batch(setting, workload, ledger)
         case TrainWorkload():
-            return train_run(setting, workload, ledger)
+            trained = train_on_policy if workload.generates else train_run
+            return trained(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
 
@@ -621,6 +623,8 @@ def _memory_result(setting: Setting, outcome: Outcome) -> MemoryAnswer:
 def fits_of(setting: Setting) -> Flag:
     """Return whether a setting fits by memory; True where only ``cost_workload`` can decide."""
     workload = setting.workload
+    if isinstance(workload, TrainWorkload) and workload.generates:
+        return on_policy_fits(setting, workload)
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
         return held_memory(setting, workload, NullLedger()).fits
     is_uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
@@ -766,7 +770,8 @@ def paid_setting(setting: Setting) -> Setting:
 
 def rented_devices(setting: Setting) -> int:
     """Return the number of paid devices: all of an instance, or those in use."""
-    return setting.cluster.num_devices if setting.cluster.instance else setting.layout.devices
+    in_use = setting.devices_in_use
+    return setting.cluster.num_devices if setting.cluster.instance else cast("int", in_use)
 
 
 def quality_of(setting: Setting) -> Quality | None:

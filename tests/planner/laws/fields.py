@@ -1,7 +1,7 @@
 """Draws every field of a request, as its models list them: a new field is drawn too, or named."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +19,7 @@ from planner.specs.estimate import (
     InverseRequest,
     PlanRequest,
 )
+from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import (
     CompressWorkload,
     DisaggregatedSpec,
@@ -49,6 +50,7 @@ SPECS = (
     OffloadSpec,
     SpeculativeSpec,
     DisaggregatedSpec,
+    RolloutSpec,
 )
 # Fields that make a question, which are drawn with it.
 BUILT = frozenset(
@@ -71,6 +73,11 @@ def _choice(*values: object) -> Callable[[Random, Fields], object]:
 def _longest(draw: Random, workload: Fields) -> int:
     typical: int = workload["input_tokens"] + workload["output_tokens"]
     return typical * draw.choice((1, 2, 16))
+
+
+def _part_of_a_row(draw: Random, workload: Fields) -> int:
+    most: int = workload.get("max_completion_length") or workload["sequence_length"] // 2
+    return max(1, most // draw.choice((1, 2, 8)))
 
 
 def _schedule(_: Random, workload: Fields) -> list[list[float]]:
@@ -158,6 +165,19 @@ DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "tpot_slo_seconds": _choice(0.005, 0.05, 1.0),
     "length_variation": _choice(0.06, 0.52, 1.0),
     "max_request_tokens": _longest,
+    "num_generations": _choice(2, 4, 8),
+    "max_completion_length": _part_of_a_row,
+    "max_prompt_length": _choice(16, 128),
+    "mean_completion_length": _part_of_a_row,
+    "mean_prompt_length": _choice(8, 16),
+    "generation_batch_size": lambda draw, row: row["global_batch_size"] * draw.choice((1, 4)),
+    "num_iterations": _choice(1, 2),
+    "beta": _choice(0.0, 0.04),
+    "rollout_devices": RANKS,
+    "staleness": _choice(0, 1, 4),
+    "reward_seconds": _choice(0.0, 3.0),
+    "reward_model": _choice("Qwen/Qwen3-0.6B"),
+    "RolloutSpec.devices": _choice(0, 0, 1, 4),
     "lora_rank": _choice(4, 64),
     "tokens": _choice(1_000_000, 10_000_000_000),
     "document_tokens": _choice(64, 512),
@@ -232,11 +252,20 @@ def _plain(draw: Random, annotation: object, metadata: tuple[object, ...]) -> ob
 
 
 def some_fields(
-    draw: Random, spec: type[SparseSpec], own: Fields | None = None, *, most: int
+    draw: Random,
+    spec: type[SparseSpec],
+    own: Fields | None = None,
+    *,
+    most: int,
+    closed: Collection[str] = (),
 ) -> tuple[Fields, set[str]]:
-    """Return fields of a spec, the required ones and up to ``most`` others, and the names."""
+    """Return fields of a spec, the required ones and up to ``most`` others, and the names.
+
+    Those that are ``closed`` are not drawn.
+    """
     fields = dict(own or {})
-    open_fields = [name for name in spec.model_fields if name not in BUILT | set(fields)]
+    kept = {*BUILT, *fields, *closed}
+    open_fields = [name for name in spec.model_fields if name not in kept]
     needed = [name for name in open_fields if spec.model_fields[name].is_required()]
     others = [name for name in open_fields if name not in needed]
     chosen = draw.sample(others, min(len(others), draw.randint(0, most)))

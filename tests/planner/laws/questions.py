@@ -1,7 +1,7 @@
 """Random valid questions: catalog models on catalog devices, every goal, engine and layout."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from random import Random
 from typing import get_args
@@ -13,6 +13,7 @@ from planner.specs.base import SparseSpec
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec
+from planner.specs.on_policy import ON_POLICY
 from planner.specs.workload import (
     CompressMethod,
     CompressWorkload,
@@ -27,6 +28,7 @@ from tests.planner.laws.fields import DEVICES, Fields, some_fields
 
 SERVING = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "ik_llama_cpp", "exllamav2")
 LOCAL = ("ktransformers", "flexgen", "gpt_fast", "transformers", "torch")
+ON_POLICY_TRAINERS = ("trl", "nemo_rl", "verl")
 TRAINERS = ("torch", "deepspeed", "megatron", "torchtitan", "transformers")
 ON_HOST = ("llama_cpp", "ik_llama_cpp", "ktransformers")
 PROMPTS = (1, 17, 512, 1000, 2046, 4096, 8192, 16_384, 32_768, 100_000, 262_016)
@@ -290,7 +292,11 @@ class FreshQuestion:
         draw = self.draw
         document = {"model": self._model(), "cluster": self._cluster(), **self._engine()}
         document["workload"] = self._workload()
-        strategy = self._some(Strategy, most=3)
+        generates = document["workload"].get("objective") == "grpo"
+        if generates:
+            document["engine"] = draw.choice(ON_POLICY_TRAINERS)
+            self.names.add(f"engine: {document['engine']}")
+        strategy = self._some(Strategy, most=3, closed=() if generates else ("rollout",))
         if self.ask == "estimate":
             if draw.random() < 0.3 and isinstance(document["model"], str):
                 own = Questions(draw.random()).strategy(document["model"], document["cluster"])
@@ -302,8 +308,15 @@ class FreshQuestion:
             document["question"] = draw.choice(INVERSE[self.goal])
         return document
 
-    def _some(self, spec: type[SparseSpec], own: Fields | None = None, *, most: int) -> Fields:
-        fields, names = some_fields(self.draw, spec, own, most=most)
+    def _some(
+        self,
+        spec: type[SparseSpec],
+        own: Fields | None = None,
+        *,
+        most: int,
+        closed: Collection[str] = (),
+    ) -> Fields:
+        fields, names = some_fields(self.draw, spec, own, most=most, closed=closed)
         self.names |= names
         return fields
 
@@ -358,7 +371,11 @@ class FreshQuestion:
             "global_batch_size": draw.choice((8, 16, 64)),
             "method": draw.choice(("pretrain", "full", "lora", *get_args(TrainMethod))),
         }
-        return self._some(TrainWorkload, rows, most=few)
+        if draw.random() < 0.25:
+            own = {"objective": "grpo", "method": draw.choice(("full", "lora", "qlora"))}
+            closed = ("padding_ratio", "document_tokens", "length_schedule")
+            return self._some(TrainWorkload, {**rows, **own}, most=few + 2, closed=closed)
+        return self._some(TrainWorkload, rows, most=few, closed=ON_POLICY)
 
 
 def draw_most(draw: Random) -> int:

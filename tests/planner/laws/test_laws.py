@@ -173,7 +173,7 @@ def test_no_estimate_fits_beyond_the_longest_context_with_a_pinned_layout(seed):
 
 def test_every_field_of_a_request_is_drawn():
     draw = Questions(0).draw
-    own = {"input_tokens": 8, "output_tokens": 8, "sequence_length": 64}
+    own = {"input_tokens": 8, "output_tokens": 8, "sequence_length": 64, "global_batch_size": 8}
     for spec in SPECS:
         for name in set(spec.model_fields) - BUILT:
             value_of(draw, spec, name, own)  # names the field that has no drawer

@@ -1,0 +1,140 @@
+"""Where a strategy generates the completions of a policy in training, with its defaults."""
+
+from planner.specs.base import NotPossibleError
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import EstimateRequest
+from planner.specs.on_policy import RolloutSpec
+from planner.specs.workload import TrainWorkload
+
+FIELD = "strategy.rollout"
+# Usual shares of memory of an engine beside a trainer: TRL's vllm_gpu_memory_utilization, and
+# NeMo RL's (examples/configs/grpo_math_1B.yaml) where one of them sleeps.
+SHARE_BESIDE, SHARE_IN_TURN, SHARE_ALONE = 0.3, 0.6, 0.9
+OWN_ENGINE = "transformers"  # the trainer's own model generates: no copy, and no share of memory
+
+
+def generating_engine(rollout: RolloutSpec, device: DeviceSpec) -> str:
+    """Return the engine of the completions: a server on GPUs, else the trainer's own model."""
+    return rollout.engine or ("vllm" if device.kind == "gpu" else OWN_ENGINE)
+
+
+def filled_rollout(
+    given: RolloutSpec | None, workload: TrainWorkload, device: DeviceSpec
+) -> RolloutSpec:
+    """Return where completions are generated, with its defaults.
+
+    Raises:
+        NotPossibleError: it contradicts the workload, or itself.
+    """
+    rollout = _placed(given, workload)
+    engine = generating_engine(rollout, device)
+    changed: dict[str, object] = {"engine": engine}
+    if engine == OWN_ENGINE:
+        _refuse_as_own_model(rollout)
+    elif rollout.gpu_memory_utilization is None:
+        beside = SHARE_BESIDE if rollout.sleep == "none" else SHARE_IN_TURN
+        changed["gpu_memory_utilization"] = SHARE_ALONE if rollout.devices else beside
+    return rollout.model_copy(update=changed)
+
+
+def _placed(given: RolloutSpec | None, workload: TrainWorkload) -> RolloutSpec:
+    """Return the stated devices, or those that the workload names.
+
+    Raises:
+        NotPossibleError: strategy and workload name different ones, or none are named.
+    """
+    stated, wants = workload.rollout_devices, workload.generator
+    if given is None and wants == "separate" and stated is None:
+        raise NotPossibleError(
+            "generator is separate, and nothing says how many devices generate: set "
+            "rollout_devices, or ask for a plan, which divides them",
+            "workload.rollout_devices",
+        )
+    rollout = given or RolloutSpec(devices=stated or 0)
+    if stated is not None and rollout.devices != stated:
+        raise NotPossibleError(
+            f"rollout.devices is {rollout.devices}, but rollout_devices of the workload is "
+            f"{stated}: leave one of them out",
+            f"{FIELD}.devices",
+        )
+    if (wants == "colocated") != (rollout.devices == 0) and wants is not None:
+        raise NotPossibleError(
+            f"rollout.devices is {rollout.devices}, but generator is {wants}: leave one of them "
+            "out, or make them agree (0 devices of their own are colocated)",
+            f"{FIELD}.devices",
+        )
+    if rollout.devices and rollout.sleep != "none":
+        raise NotPossibleError(
+            f"sleep is {rollout.sleep}, but {rollout.devices} devices only generate, which leaves "
+            "nothing to sleep: leave it out, or set devices to 0",
+            f"{FIELD}.sleep",
+        )
+    return rollout
+
+
+def _refuse_as_own_model(rollout: RolloutSpec) -> None:
+    """Reject options of a server where the trainer's own model generates.
+
+    Raises:
+        NotPossibleError: names the option.
+    """
+    given = {
+        "devices": rollout.devices,
+        "tensor_parallel_size": rollout.tensor_parallel_size > 1,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "sleep": rollout.sleep != "none",
+        "weight_dtype": rollout.weight_dtype,
+    }
+    for name in (name for name, value in given.items() if value):
+        raise NotPossibleError(
+            f"{name} of the rollout is {getattr(rollout, name)!r}, but its engine is "
+            f"{OWN_ENGINE}, with which the trainer's own model generates where it is; leave it "
+            "out, or set engine to vllm",
+            f"{FIELD}.{name}",
+        )
+
+
+def with_rollout(request: EstimateRequest, device: DeviceSpec) -> EstimateRequest:
+    """Return a request that says where completions are generated, if it has any.
+
+    Raises:
+        NotPossibleError: it contradicts itself, or says where nothing generates.
+    """
+    given, workload = request.strategy.rollout, request.workload
+    if not isinstance(workload, TrainWorkload) or not workload.generates:
+        if given is not None:
+            raise NotPossibleError(
+                "rollout says where a policy in training generates its completions, which "
+                "objective grpo of a training has: leave it out, or choose that objective",
+                FIELD,
+            )
+        return request
+    rollout = filled_rollout(given, workload, device)
+    if rollout.devices >= request.cluster.num_devices:
+        raise NotPossibleError(
+            f"{rollout.devices} devices generate, and the cluster has "
+            f"{request.cluster.num_devices}, of which at least one trains: choose fewer, or 0 for "
+            "all in turn",
+            f"{FIELD}.devices" if given else "workload.rollout_devices",
+        )
+    strategy = request.strategy.model_copy(update={"rollout": rollout})
+    return request.model_copy(update={"strategy": strategy})
+
+
+def part_of(cluster: ClusterSpec, devices: int, field: str) -> ClusterSpec:
+    """Return so many devices of a cluster: some of a node, or whole nodes.
+
+    Raises:
+        NotPossibleError: they are neither.
+    """
+    inside = cluster.devices_per_node
+    if devices > inside and devices % inside:
+        raise NotPossibleError(
+            f"{devices} devices are no whole nodes of {inside}: choose a multiple of {inside}, or "
+            f"at most {inside}",
+            field,
+        )
+    nodes, each = max(1, devices // inside), min(devices, inside)
+    return cluster.model_copy(
+        update={"devices_per_node": each, "nodes": nodes, "instance": None, "other_nodes": ()}
+    )
