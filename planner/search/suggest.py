@@ -235,7 +235,7 @@ def reference_ahead(request: PlanRequest) -> Iterator[RequestChange]:
     workload = request.workload
     if not isinstance(workload, TrainWorkload) or not workload.has_reference:
         return
-    if workload.method == "full":
+    if workload.method == "full" and not workload.generates:  # given records, not made in a step
         changed = workload.model_copy(update={"precompute_reference": True})
         yield RequestChange("reference computed before the first step", {"workload": changed})
 
@@ -272,11 +272,13 @@ def smaller_workloads(request: PlanRequest) -> Iterator[Ladder]:
     }
     if isinstance(workload, TrainWorkload) and workload.length_schedule:
         return  # a shorter sequence would need another schedule of lengths
+    prompt = 0
+    if isinstance(workload, TrainWorkload) and workload.generates:
+        prompt = workload.longest_prompt
     for name in names.get(type(workload), ()):
         size, step = getattr(workload, name) or 1, STEPS.get(name, 1)
-        yield _Sizes(
-            request, name, range((size - 1) // step * step, (size - 1) // LEAST_PART, -step)
-        )
+        least = max((size - 1) // LEAST_PART, prompt)  # a policy's completions get shorter
+        yield _Sizes(request, name, range((size - 1) // step * step, least, -step))
 
 
 class _Sizes:

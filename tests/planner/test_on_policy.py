@@ -6,11 +6,14 @@ import pytest
 from planner.api import inverse
 from planner.cost.rollout import lengths_of
 from planner.fitting import on_policy
+from planner.search.engine import blocks_of
+from planner.search.question import figure, questions
+from planner.search.scoring import score
 from planner.specs.base import PlannerError
-from planner.specs.estimate import InverseRequest
+from planner.specs.estimate import InverseRequest, PlanRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.on_policy import SYNC_BETWEEN, SYNC_IN_PLACE
-from tests.planner.asking import CARD, CPU, TINY, ask, document, held, search
+from tests.planner.asking import CARD, CPU, LLAMA_8B, TINY, ask, document, held, search
 from tests.planner.test_preference import WEIGHTS
 
 PROMPT, MOST, MEAN, BATCH = 64, 448, 112, 64
@@ -223,6 +226,38 @@ def test_a_search_divides_the_devices_and_keeps_to_what_is_asked():
         plans = search(**base, workload={**WORK, **asked}).plans
         assert plans, asked
         assert all(holds(plan.strategy.rollout.devices) for plan in plans), asked
+
+
+def test_a_search_scores_each_division_as_an_estimate_costs_it():
+    """Columns share the costs of training whose rollouts differ; an estimate has its own."""
+    asked = document(
+        model=TINY, device=CARD, devices=4, engine="nemo_rl", workload={**WORK, "staleness": 2}
+    )
+    question = next(questions(PlanRequest.model_validate(asked)))
+    seen = set()
+    for block in blocks_of(question)[::7]:
+        part = score(block)
+        for row in range(0, len(part), 11):
+            exact = part.exact(row)
+            seen.add((exact.strategy.rollout.devices, exact.strategy.rollout.sleep))
+            for name in ("step_seconds", "rollout_idle_ratio", "per_device_peak_bytes"):
+                column, value = part.figures(name), figure(exact, name)
+                if value is not None:
+                    assert column[row] == pytest.approx(value, rel=1e-9), (name, exact.strategy)
+            assert bool(part.fits[row]) == exact.fits
+    assert len(seen) >= 4
+
+
+def test_a_change_that_helps_is_one_that_a_policy_can_make():
+    """Completions get shorter, prompts do not; a policy has no answers to keep ahead."""
+    large = {"model": LLAMA_8B, "device": "rtx-3090", "engine": "trl"}
+    work = {**WORK, "beta": 0.1, "max_prompt_length": PROMPT}
+    answer = search(**large, workload=work)
+    assert not answer.plans
+    asked = document(**large, workload=work)
+    assert answer.suggestions
+    for suggestion in answer.suggestions:
+        PlanRequest.model_validate({**asked, **suggestion.changes})  # is a request again
 
 
 def test_the_best_of_more_devices_is_no_slower():

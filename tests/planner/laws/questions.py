@@ -287,6 +287,16 @@ class FreshQuestion:
         if quick and ask != "estimate" and self.goal == "train":
             # A search on unlike nodes estimates each of its layouts exactly, in ten seconds.
             self.document["cluster"].pop("other_nodes", None)
+            self._take_turns(self.document["workload"])
+
+    def _take_turns(self, workload: Fields) -> None:
+        """Let a policy generate where it trains: other divisions multiply the layouts."""
+        if workload.get("objective") != "grpo" or "rollout" in self.document["pins"]:
+            return
+        for name in ("rollout_devices", "staleness"):
+            workload.pop(name, None)
+            self.names.discard(f"TrainWorkload.{name}")
+        workload["generator"] = "colocated"
 
     def _document(self) -> Fields:
         draw = self.draw
