@@ -57,6 +57,8 @@ SYNC_IN_PLACE, SYNC_BETWEEN = 0.4, 1.0
 DRAIN_POINTS = 24
 # Memory of a trainer that stays while completions are generated.
 KEPT_CLASSES = ("weights", "adapters", "reference_weights", "optimizer_states", "runtime_overhead")
+OLD = "Old log-probabilities"
+CLASSES = ("compute", "memory_bandwidth", "communication", "overhead")
 # Phases of a step as its timeline names them.
 TITLES = {
     "generate": "rollout",
@@ -364,11 +366,11 @@ def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Tra
     def cost() -> _Training:
         held = held_memory(setting, workload, ledger)
         filled_setting, filled = as_trained_rows(setting, workload)
-        old = "Old log-probabilities"
-        title = f"{old} and reference" if workload.has_reference else old
-        forwards = Forwards(2 if workload.has_reference else 1, title)
-        scored = forward_seconds(filled_setting, filled, ledger, forwards)
-        scored_by, rewarded = reward_setting(filled_setting, workload), dict.fromkeys(scored, 0.0)
+        scored_by = reward_setting(filled_setting, workload)
+        scored = rewarded = dict.fromkeys(CLASSES, 0.0)
+        forwards = scoring_forwards(setting, workload)
+        if forwards.number:
+            scored = forward_seconds(filled_setting, filled, ledger, forwards)
         if scored_by is not None:
             rewarded = forward_seconds(scored_by, filled, ledger, Forwards(1, "Reward model"))
         return _Training(held, at_pace(filled_setting, filled, ledger, held), scored, rewarded)
@@ -376,7 +378,21 @@ def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Tra
     if ledger.records or workload is not setting.workload:
         return cost()
     alone = setting.strategy.model_copy(update={"rollout": None})
-    return setting.shared_cost(("training", id(setting.layout), alone), cost)
+    own = rollout_of(setting).engine == OWN_ENGINE
+    return setting.shared_cost(("training", id(setting.layout), alone, own), cost)
+
+
+def scoring_forwards(setting: Setting, workload: TrainWorkload) -> Forwards:
+    """Return the forward passes over new completions: old log-probabilities, and a reference's.
+
+    The trainer's own model has the log-probabilities of a single update already in that update.
+
+    Source: huggingface/trl, trl/trainer/grpo_trainer.py (old_per_token_logps).
+    """
+    is_first = workload.num_iterations == 1 and workload.completions == workload.global_batch_size
+    names = [] if is_first and rollout_of(setting).engine == OWN_ENGINE else [OLD]
+    names += ["Reference"] if workload.has_reference else []
+    return Forwards(len(names), " and ".join(names))
 
 
 def as_trained_rows(setting: Setting, workload: TrainWorkload) -> tuple[Setting, TrainWorkload]:
@@ -475,10 +491,7 @@ def _outcome(
     updates_s = phases.seconds("update")
     flops_per_s = cast("float", updated.performance.model_flops_per_second_per_device)
     per_device = flops_per_s * updates_s / step_s * setting.layout.devices / devices
-    by_class = {
-        name: sum((part.get(name, 0.0) for part in phases), 0.0)
-        for name in ("compute", "memory_bandwidth", "communication", "overhead")
-    }
+    by_class = {name: sum((part.get(name, 0.0) for part in phases), 0.0) for name in CLASSES}
     return Outcome(
         memory=memory,
         fits=cast("bool", _fits(setting, memory, made)),

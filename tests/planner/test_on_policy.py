@@ -169,6 +169,16 @@ def test_the_trainers_own_model_generates_without_a_copy():
     assert found.strategy.rollout.engine == "transformers"
     assert phases(found)["weight_sync"] == 0
     assert phases(found)["rollout"] > 0
+    # One update has the log-probabilities of its completions in its own forward pass.
+    assert phases(found)["log_probs"] == 0
+    twice = document(
+        model=TINY,
+        device=CPU,
+        engine="trl",
+        strategy=small,
+        workload={**WORK, "num_iterations": 2},
+    )
+    assert phases(ask(**twice))["log_probs"] > 0
     plans = search(model=TINY, device=CPU, engine="trl", workload=WORK, top=20).plans
     assert plans
     assert all(plan.strategy.rollout.devices == 0 for plan in plans)

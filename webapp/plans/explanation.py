@@ -48,6 +48,7 @@ GROUP_WORDS = {
     "train_step": "One training step",
     "step": "One training step",
     "compress": "Compression",
+    "rollout": "Completions, and the step that learns from them",
     "quality": "Quality",
     "cost": "Cost",
     "energy": "Energy",
@@ -144,6 +145,15 @@ PHASES = {
     ),
     "compress": ("The compression", "duration_seconds", "Not attributed"),
 }
+# The phases of a step that learns from completions of its own, in their order.
+TIMELINE = {
+    "rollout": "Completions",
+    "reward": "Rewards",
+    "swap": "Trainer to the host and back",
+    "log_probs": "Log-probabilities",
+    "update": "Updates",
+    "weight_sync": "Weights to the generating engine",
+}
 OF_A_BATCH = {"prefill": "Prefill", "decode": "Each further token"}  # all at once: no mean
 SPENT_TWICE = "Overlapped with the others"
 
@@ -191,9 +201,24 @@ class Phase(NamedTuple):
 
 def phases_of(estimate: Estimate, *, is_batch: bool = False) -> list[Phase]:
     """Return the phases that an estimate contains."""
+    if timeline := _timeline(estimate):
+        return [timeline]
     names = OF_A_BATCH if is_batch else {}
     phases = (_phase(estimate, key, names.get(key, PHASES[key][0])) for key in PHASES)
     return [phase for phase in phases if phase is not None]
+
+
+def _timeline(estimate: Estimate) -> Phase | None:
+    """Return a step that learns from completions of its own, its phases in their order."""
+    spent, total = estimate.time_breakdown_seconds, estimate.performance.step_seconds
+    if not total or not TIMELINE.keys() & spent.keys():
+        return None
+    seconds = {title: sum(spent.get(name, {}).values()) for name, title in TIMELINE.items()}
+    twice = total - sum(seconds.values())
+    if abs(twice) > LEAST_SHARE * total:
+        seconds[SPENT_TWICE] = twice
+    parts = tuple(_part(name, each, total) for name, each in seconds.items() if each)
+    return Phase(PHASES["train_step"][0], _in_unit_of_total(total, total), total, parts)
 
 
 def _phase(estimate: Estimate, key: str, name: str) -> Phase | None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner import api
-from planner.specs.estimate import Objective, PlanAnswer, PlanRequest, Rejection
+from planner.specs.estimate import EstimateRequest, Objective, PlanAnswer, PlanRequest, Rejection
 from planner.specs.workload import Strategy
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, document_of
 from webapp.core.display import DASH, NBSP, THIN, TIMES
@@ -29,6 +29,8 @@ from webapp.plans.alternatives import (
 from webapp.plans.explanation import (
     OTHERS,
     PHASES,
+    SPENT_TWICE,
+    TIMELINE,
     _in_unit_of_total,
     explain,
     phases_of,
@@ -414,6 +416,23 @@ def test_the_parts_of_a_phase_add_up_to_its_headline_the_largest_first():
             assert OTHERS not in names[:-1], (case, names)  # what is gathered stands last
             named = [part.seconds for part in phase.parts if part.name != OTHERS]
             assert named == sorted(named, reverse=True), (case, phase)
+
+
+def test_a_step_with_completions_of_its_own_is_a_timeline_that_adds_up_to_it():
+    work = {"kind": "train", "objective": "grpo", "sequence_length": 1024, "global_batch_size": 64}
+    for apart, ending in (({}, []), ({"devices": 4}, [SPENT_TWICE])):
+        request = {
+            "model": "meta-llama/Llama-3.1-8B",
+            "cluster": NODE,
+            "workload": {**work, "staleness": int(bool(apart))},
+            "strategy": {"rollout": {"sleep": "none" if apart else "both", **apart}},
+        }
+        (phase,) = phases_of(api.estimate(EstimateRequest.model_validate(request)))
+        assert sum(part.seconds for part in phase.parts) == pytest.approx(phase.seconds)
+        names = [part.name for part in phase.parts]
+        own = [name for name in TIMELINE.values() if name in names]
+        assert names == own + ending
+        assert {"Completions", "Log-probabilities", "Updates"} < set(own)
 
 
 def test_a_part_has_the_unit_and_the_decimals_of_its_total():
