@@ -1,8 +1,10 @@
-"""Records that compare answers: pairs of a chosen and a rejected one, and rated single ones.
+"""Records that a model learns from by comparison: pairs of answers, rated ones, prompts alone.
 
-Formats: https://huggingface.co/docs/trl/dataset_formats (preference, unpaired preference).
+Formats: https://huggingface.co/docs/trl/dataset_formats (preference, unpaired preference, prompt
+only).
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +19,10 @@ from runners.datasets.conversations import (
 
 Passage = str | tuple[Turn, ...]  # a text, or messages
 # Fields that other formats have beside “chosen” and “rejected”: without them the prompt is lost.
+# What a reward function may compare an answer with; it gets them under these names.
+REWARD_COLUMNS = ("answer", "solution", "ground_truth")
+# Fields that hold an answer to learn: with them a record is no prompt alone.
+ANSWERS = ("completion", "output", "response", "responses", "chosen", "rejected", "text")
 OTHER_PROMPTS = ("instruction", "question", "input", "query", "history", "conversations")
 
 
@@ -39,6 +45,13 @@ class RatedSample(NamedTuple):
     label: bool
 
 
+class PromptSample(NamedTuple):
+    """A prompt that the model answers itself; ``columns``: a JSON object for reward functions."""
+
+    prompt: Passage
+    columns: str
+
+
 def is_preference(document: Mapping[str, Any]) -> bool:
     """Return whether a record has both answers of a pair."""
     return all(document.get(name) not in NOTHING for name in ("chosen", "rejected"))
@@ -48,6 +61,12 @@ def is_rated(document: Mapping[str, Any]) -> bool:
     """Return whether a record has an answer that is rated by true or false."""
     has_answer = "prompt" in document and "completion" in document
     return has_answer and isinstance(document.get("label"), bool)
+
+
+def is_prompt(document: Mapping[str, Any]) -> bool:
+    """Return whether a record has a prompt, and no answer to learn."""
+    has_prompt = document.get("prompt") not in NOTHING
+    return has_prompt and not any(name in document for name in ANSWERS)
 
 
 def read_preference(document: Mapping[str, Any], left_out: set[str]) -> PreferenceSample | None:
@@ -93,8 +112,28 @@ def read_rated(document: Mapping[str, Any], left_out: set[str]) -> RatedSample |
     return RatedSample(prompt, completion, label) if _says_something(completion) else None
 
 
-def columns_of(sample: PreferenceSample | RatedSample) -> dict[str, object]:
-    """Return a sample as TRL's columns: texts, or messages as chat templates take them."""
+def read_prompt(document: Mapping[str, Any], left_out: set[str]) -> PromptSample | None:
+    """Return a record's prompt with what its answers are judged by; None if it is empty.
+
+    Raises:
+        DataError: the prompt is missing, or ends with an answer.
+    """
+    prompt = _after_system(document, _passage(document, "prompt", left_out))
+    if not text_of(prompt).strip():
+        return None
+    if isinstance(prompt, tuple) and prompt[-1].role == "assistant":
+        raise DataError("“prompt” ends with an answer; end it with the message to be answered")
+    columns = {name: document[name] for name in REWARD_COLUMNS if name in document}
+    return PromptSample(prompt, json.dumps(columns))
+
+
+def columns_of(sample: PreferenceSample | RatedSample | PromptSample) -> dict[str, object]:
+    """Return a sample as TRL's columns: texts, or messages as chat templates take them.
+
+    Of a prompt alone the column ``record`` has what reward functions get.
+    """
+    if isinstance(sample, PromptSample):
+        return {"prompt": written(sample.prompt), "record": sample.columns}
     fields = sample._asdict().items()
     return {name: written(value) for name, value in fields if value is not None}
 

@@ -29,12 +29,16 @@ from runners.datasets.conversations import (
 )
 from runners.datasets.parquet_process import UnreadableTableError, rows_in_subprocess
 from runners.datasets.preferences import (
+    REWARD_COLUMNS,
     Passage,
     PreferenceSample,
+    PromptSample,
     RatedSample,
     is_preference,
+    is_prompt,
     is_rated,
     read_preference,
+    read_prompt,
     read_rated,
     text_of,
 )
@@ -49,7 +53,15 @@ from runners.datasets.text import (
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 Format = Literal[
-    "text", "chat", "sharegpt", "instruction", "completion", "classification", "preference", "kto"
+    "text",
+    "chat",
+    "sharegpt",
+    "instruction",
+    "completion",
+    "classification",
+    "preference",
+    "kto",
+    "prompt",
 ]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
@@ -61,6 +73,7 @@ FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
     "completion": ("prompt", "completion"),
     "classification": ("text", "label"),
     "text": ("text",),
+    "prompt": ("prompt",),
 }
 READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format may hold besides
     "preference": ("prompt", "system", "weight"),
@@ -71,6 +84,7 @@ READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format
     "completion": ("weight",),
     "classification": ("weight",),
     "text": ("weight",),
+    "prompt": ("system", "weight", *REWARD_COLUMNS),
 }
 OTHER_SUFFIXES = {  # of public data sets, and the way out
     ".tsv": "save it as .csv or Parquet",
@@ -115,10 +129,16 @@ class LabelledSample(NamedTuple):
 
 
 Sample = (
-    TextSample | CompletionSample | ChatSample | LabelledSample | PreferenceSample | RatedSample
+    TextSample
+    | CompletionSample
+    | ChatSample
+    | LabelledSample
+    | PreferenceSample
+    | RatedSample
+    | PromptSample
 )
 COMPARED: frozenset[Format] = frozenset(
-    {"preference", "kto"}
+    {"preference", "kto", "prompt"}
 )  # that a next token is not learnt from
 
 
@@ -182,12 +202,12 @@ def num_characters(sample: Sample) -> int:
     """Return the length of a sample in characters."""
     if isinstance(sample, ChatSample):
         return len(sample.tools) + sum(len(each.content + each.more) for each in sample.turns)
-    if isinstance(sample, PreferenceSample | RatedSample):
+    if isinstance(sample, PreferenceSample | RatedSample | PromptSample):
         return sum(len(text_of(each)) for each in passages_of(sample).values())
     return sum(map(len, sample))
 
 
-def passages_of(sample: PreferenceSample | RatedSample) -> dict[str, Passage]:
+def passages_of(sample: PreferenceSample | RatedSample | PromptSample) -> dict[str, Passage]:
     """Return the prompt and answers of a comparison by their fields' names."""
     fields = sample._asdict().items()
     return {name: each for name, each in fields if isinstance(each, str | tuple)}
@@ -572,10 +592,12 @@ def _labelled(document: Mapping[str, Any], _left_out: set[str]) -> LabelledSampl
 _CERTAIN: Mapping[Format, Callable[[Mapping[str, Any]], bool]] = {
     "preference": is_preference,
     "kto": is_rated,
+    "prompt": is_prompt,
 }
 _READERS: Mapping[Format, Callable[[Mapping[str, Any], set[str]], Sample | None]] = {
     "preference": read_preference,
     "kto": read_rated,
+    "prompt": read_prompt,
     "text": _text,
     "classification": _labelled,
     "completion": _completion,
@@ -685,7 +707,7 @@ def excerpt(sample: Sample) -> tuple[Part, ...]:
     if isinstance(sample, ChatSample):
         tools = [Part("tools", sample.tools)] if sample.tools else []
         parts = [*tools, *(_part_of(turn) for turn in sample.turns)]
-    elif isinstance(sample, PreferenceSample | RatedSample):
+    elif isinstance(sample, PreferenceSample | RatedSample | PromptSample):
         parts = [Part(name, text_of(each)) for name, each in passages_of(sample).items()]
         if isinstance(sample, RatedSample):
             parts.append(Part("label", "wanted" if sample.label else "not wanted"))

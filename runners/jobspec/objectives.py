@@ -12,7 +12,7 @@ from typing import Literal
 from runners.datasets.records import Format
 
 TrainEngine = Literal["slipway", "trl"]
-ObjectiveName = Literal["next_token", "classification", "dpo", "kto", "orpo", "reward"]
+ObjectiveName = Literal["next_token", "classification", "dpo", "kto", "orpo", "reward", "grpo"]
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge", "robust", "apo_zero", "apo_down"]
 OWN_TRAINER: TrainEngine = "slipway"
 TRL: TrainEngine = "trl"
@@ -31,7 +31,9 @@ class Objective:
     trained. ``least_batch``: sequences of a micro-batch that its loss needs. ``sequences``: what
     the model reads of a record, by name, each of columns of the prepared data one after the other.
     ``learning_rate``: TRL's default, for all weights; an adapter's is ten times as high, as TRL
-    advises (https://huggingface.co/docs/trl/peft_integration).
+    advises (https://huggingface.co/docs/trl/peft_integration). ``beta``: TRL's default.
+    ``generates``: the model answers prompts itself in each step, and reward functions score the
+    answers; a micro-batch then counts answers.
     """
 
     name: ObjectiveName
@@ -47,6 +49,8 @@ class Objective:
     scores: bool = False
     has_reference: bool = False
     least_batch: int = 1
+    beta: float = 0.1
+    generates: bool = False
 
 
 _ANSWERS = ("chosen", "rejected")
@@ -104,8 +108,30 @@ ROWS = (
         adapter_learning_rate=1e-3,
         scores=True,
     ),
+    Objective(
+        "grpo",
+        "GRPO",
+        "GRPOTrainer",
+        "GRPOConfig",
+        ("prompt",),
+        {"prompt": ("prompt_ids",)},
+        options=(
+            "beta",
+            "num_generations",
+            "max_completion_length",
+            "max_prompt_length",
+            "num_iterations",
+            "temperature",
+            "reward_functions",
+            "reward_timeout_seconds",
+            "reward_memory_gib",
+        ),
+        beta=0.0,
+        generates=True,
+    ),
 )
 OBJECTIVES: Mapping[ObjectiveName, Objective] = MappingProxyType(
     {each.name: each for each in ROWS}
 )
 PREFERENCES = frozenset(OBJECTIVES) - {"next_token"}  # that only TRL has
+GENERATING = frozenset(each.name for each in ROWS if each.generates)

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from runners.datasets.records import COMPARED
 from runners.jobspec.base import (
@@ -37,6 +45,7 @@ from runners.jobspec.objectives import (
     PreferenceLoss,
     TrainEngine,
 )
+from runners.jobspec.rewards import MOST_REWARDS, RewardFunction
 
 # Memory options of a training: recomputation, offload, optimiser.
 
@@ -409,6 +418,7 @@ def layout_conflicts(options: Mapping[str, object], layout: LayoutOptions) -> It
             yield f"{name}{shown} {limit.sentence}"
 
 
+Generator = Literal["colocated"]  # transformers' generation, in the training's own process
 CheckpointWriting = Literal["auto", "background", "in_step"]
 TrainAttention = Literal["auto", "flash", "eager", "flex"]  # auto: depends on the device
 
@@ -435,8 +445,15 @@ class TrainSpec(TrainingMemory):
     trains in its environment, on one device: supervised, or on comparisons of answers. There a
     record is a row, the learning rate falls linearly, and without ``max_steps`` the training reads
     its data once. ``beta``: how strongly answers are held to the reference model, of ORPO the
-    weight of the odds ratio; ``preference_loss``: DPO's; ``precompute_reference``: the reference
-    reads all records before the first step, and its weights are freed.
+    weight of the odds ratio; ``preference_loss``: DPO's;
+    ``precompute_reference``: the reference reads the records of the run before the first step,
+    and its weights are freed.
+    With the objective ``grpo`` the model answers each prompt ``num_generations`` times, with at
+    most ``max_completion_length`` tokens drawn at ``temperature``, and learns from the rewards
+    that ``reward_functions`` give; micro-batches count answers. Prompts longer than
+    ``max_prompt_length``, by default what ``sequence_length`` leaves, are left out. A batch of
+    answers is scored within ``reward_timeout_seconds`` by a process of ``reward_memory_gib``.
+    ``text_samples`` then shows answers of the training itself.
     Without ``keeps_model`` it measures speed and memory alone: it neither evaluates nor saves.
     """
 
@@ -444,9 +461,18 @@ class TrainSpec(TrainingMemory):
     model: ModelRef = DemoModel()
     engine: TrainEngine = OWN_TRAINER
     objective: ObjectiveName = "next_token"
-    beta: PositiveFloat = Field(default=0.1, le=100.0)
+    beta: NonNegativeFloat = Field(default=0.1, le=100.0)
     preference_loss: PreferenceLoss = "sigmoid"
     precompute_reference: bool = False
+    num_generations: int = Field(default=8, ge=2, le=1024)
+    max_completion_length: PositiveInt = 256
+    max_prompt_length: PositiveInt | None = None
+    num_iterations: int = Field(default=1, ge=1, le=64)
+    temperature: float = Field(default=1.0, gt=0.0, le=5.0)
+    generator: Generator = "colocated"
+    reward_functions: tuple[RewardFunction, ...] = Field(default=(), max_length=MOST_REWARDS)
+    reward_timeout_seconds: float = Field(default=60.0, ge=1.0, le=86_400.0)
+    reward_memory_gib: float = Field(default=4.0, ge=0.25, le=1024.0)
     sequence_length: PositiveInt = 256
     length_schedule: LengthSchedule | None = Field(default=None, max_length=16)
     micro_batch_size: PositiveInt = 2  # in a short run many small steps beat few large ones
@@ -486,13 +512,15 @@ class TrainSpec(TrainingMemory):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_what_trl_does(cls, fields: object) -> object:
-        """State what TRL does where a spec leaves it open: the last weights, a row a record."""
+        """State what TRL does where a spec leaves it open: beta, the last weights, one a row."""
         if not isinstance(fields, dict) or fields.get("engine") != TRL:
             return fields
         samples = fields.get("samples", {})
         if isinstance(samples, dict):
             samples = {"rows": "padded", **samples}
-        return {"keep_best": False, **fields, "samples": samples}
+        stated = OBJECTIVES.get(fields.get("objective", "next_token"))
+        usual = {"beta": stated.beta} if stated is not None and stated.generates else {}
+        return {"keep_best": False, **usual, **fields, "samples": samples}
 
     @model_validator(mode="after")
     def _has_a_trainer(self) -> Self:
@@ -570,6 +598,17 @@ class TrainSpec(TrainingMemory):
         if self.attention == "flex":
             _refuse(hindrances, "attention flex does not go", "choose flash, or leave these out")
         return self
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return how many tokens a prompt that the model answers may have."""
+        return self.max_prompt_length or self.sequence_length - self.max_completion_length
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Return how many prompts a step of a reinforcement learning answers."""
+        answers = self.micro_batch_size * self.gradient_accumulation_steps
+        return answers // self.num_generations
 
     @property
     def published_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
@@ -651,11 +690,19 @@ _OWN_OPTIONS: Mapping[str, object] = {
     "text_samples": None,
     "keep_best": False,
 }
-
-_PLAIN_LOSS: Mapping[str, object] = {
+# Options of one objective or another, by the value that leaves them out.
+_OBJECTIVE_OPTIONS: Mapping[str, object] = {
     "beta": 0.1,
     "preference_loss": "sigmoid",
     "precompute_reference": False,
+    "num_generations": 8,
+    "max_completion_length": 256,
+    "max_prompt_length": None,
+    "num_iterations": 1,
+    "temperature": 1.0,
+    "reward_functions": (),
+    "reward_timeout_seconds": 60.0,
+    "reward_memory_gib": 4.0,
 }
 
 
@@ -666,6 +713,8 @@ def _against_trl(spec: TrainSpec) -> Iterator[str]:
         yield f"engine trl has no objective {spec.objective}; choose engine {OWN_TRAINER}"
         return
     for name, plain in _OWN_OPTIONS.items():
+        if name == "text_samples" and objective.generates:
+            continue
         if getattr(spec, name) != plain:
             yield f"{name} is an option of the engine {OWN_TRAINER}; leave it out with engine trl"
     yield from _against_trl_as_trainer(spec)
@@ -710,19 +759,49 @@ def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:
             f"{objective.title} compares the answers of a micro-batch, and micro_batch_size is "
             f"{spec.micro_batch_size}; choose at least {objective.least_batch}"
         )
-    for name, plain in _PLAIN_LOSS.items():
+    for name, plain in _OBJECTIVE_OPTIONS.items():
         if name not in objective.options and getattr(spec, name) != plain:
             yield f"{name} is no option of the objective {spec.objective}; leave it out"
+    if spec.beta == 0.0 and not objective.generates:
+        yield f"beta is 0, with which {objective.title} learns nothing; choose 0.1 or another"
+    if objective.generates:
+        yield from _against_generation(spec)
     if objective.scores and spec.lora is not None and spec.lora.base_dtype == "nf4":
         yield "lora.base_dtype nf4 leaves a reward model no head to train; choose compute"
     if objective.scores and spec.lora is not None and not spec.lora.is_merged:
         yield "lora.is_merged is false, and the head of a reward model is none of an adapter's"
 
 
+def _against_generation(spec: TrainSpec) -> Iterator[str]:
+    """Yield what of a reinforcement learning does not go together."""
+    if not spec.reward_functions:
+        yield "reward_functions is empty, and GRPO learns from rewards; name a function or a file"
+    if all(each.weight == 0.0 for each in spec.reward_functions) and spec.reward_functions:
+        yield "reward_functions: every weight is 0, so no answer has a reward; give one another"
+    answers = spec.micro_batch_size * spec.gradient_accumulation_steps
+    if answers % spec.num_generations:
+        yield (
+            f"a step has {answers} answers (micro_batch_size times gradient_accumulation_steps), "
+            f"which is no multiple of num_generations, {spec.num_generations}; change one of them"
+        )
+    if (rest := spec.sequence_length - spec.max_completion_length) < 1:
+        yield (
+            f"max_completion_length is {spec.max_completion_length}, and sequence_length "
+            f"{spec.sequence_length} leaves no token for a prompt; raise it"
+        )
+    elif spec.max_prompt_length is not None and spec.max_prompt_length > rest:
+        yield (
+            f"max_prompt_length is {spec.max_prompt_length}, and sequence_length leaves {rest} "
+            "after max_completion_length; change one of them"
+        )
+    if spec.text_samples is not None and spec.text_samples.prompts:
+        yield "text_samples.prompts: GRPO shows answers to its own prompts; leave them out"
+
+
 def _against_own(spec: TrainSpec) -> Iterator[str]:
     """Yield what of a spec our own trainer cannot do, with the way out."""
     yield from against_comparisons(spec.data)
-    for name, plain in _PLAIN_LOSS.items():
+    for name, plain in _OBJECTIVE_OPTIONS.items():
         if getattr(spec, name) != plain:
             yield f"{name} is an option of the engine {TRL}; leave it out with {OWN_TRAINER}"
 
@@ -731,7 +810,12 @@ def against_comparisons(data: TrainData) -> Iterator[str]:
     """Yield which sources have comparisons, from which no next token is learnt."""
     for source in sources_of(data):
         form = None if isinstance(source, HostText) else source.format
-        if form in COMPARED:
+        if form == "prompt":
+            yield (
+                "data.format is prompt, which has no answers to learn; choose engine trl with "
+                "the objective grpo"
+            )
+        elif form in COMPARED:
             yield (
                 f"data.format is {form}, whose answers are compared; choose engine trl with the "
                 "objective dpo, kto, orpo or reward"

@@ -366,6 +366,12 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     updates: dict[str, object] = {}
     if isinstance(spec, TrainSpec):
         updates["data"] = _confine_data(spec.data, roots)
+        updates["reward_functions"] = tuple(
+            each.model_copy(update={"path": str(_path_below(each.path, roots))})
+            if each.path
+            else each
+            for each in spec.reward_functions
+        )
     if isinstance(spec, EvaluateSpec) and spec.tasks is not None and spec.tasks.folder:
         folder = str(_resolve_below(spec.tasks.folder, roots, "task folder"))
         updates["tasks"] = spec.tasks.model_copy(update={"folder": folder})

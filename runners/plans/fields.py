@@ -4,6 +4,7 @@ Forms, command-line help, the JSON schema and the documentation's tables are mad
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,9 +18,9 @@ class Shown(NamedTuple):
 
     ``choices``: the words of each value. ``factor``: how many of the field's unit the shown unit
     has, as 60 for minutes of a field in seconds. ``group``: the title of the advanced options
-    among which it stands, "" for those without a title, None for a plain field. ``only_for``: the
-    values of the model's field ``method`` that use it. ``is_command_line``: a list that is
-    written as a shell's words.
+    among which it stands, "" for those without a title, None for a plain field. ``only_for``: of
+    other fields of the model the values that use it; all must hold. ``is_command_line``: a list
+    that is written as a shell's words.
     """
 
     title: str
@@ -27,7 +28,7 @@ class Shown(NamedTuple):
     choices: Mapping[Key, str] | None = None
     factor: float = 1.0
     group: str | None = None
-    only_for: tuple[str, ...] = ()
+    only_for: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     has_lines: bool = False
     is_command_line: bool = False
 
@@ -40,7 +41,7 @@ def field(  # noqa: PLR0913 (how a field is shown)
     choices: Mapping[Key, str] | None = None,
     factor: float = 1.0,
     group: str | None = None,
-    only_for: Collection[str] = (),
+    only_for: Mapping[str, Collection[str]] = MappingProxyType({}),
     has_lines: bool = False,
     is_command_line: bool = False,
     **limits: Any,
@@ -48,7 +49,8 @@ def field(  # noqa: PLR0913 (how a field is shown)
     """Return a field with its words; ``limits`` are pydantic's, such as ``ge``."""
     words = ": ".join(each for each in (title, help) if each)
     info = Field(default=default, title=title, description=words, **limits)
-    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines, is_command_line)
+    uses = {name: tuple(values) for name, values in only_for.items()}
+    shown = Shown(title, help, choices, factor, group, uses, has_lines, is_command_line)
     info.metadata.append(shown)
     return info
 

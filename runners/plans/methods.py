@@ -161,6 +161,7 @@ OBJECTIVES: Mapping[Key, str] = {
     "kto": "KTO: answers labelled good or bad, against a frozen reference",
     "orpo": "ORPO: a chosen above a rejected answer, without a reference",
     "reward": "Reward model: a score that ranks a chosen above a rejected answer",
+    "grpo": "GRPO: its own answers to prompts, scored by reward functions",
 }
 METHOD_NAMES: Mapping[str, str] = {
     "pretrain": "all weights",

@@ -5,7 +5,7 @@ The surroundings are what a document only names: its model and the cluster of it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -16,6 +16,7 @@ from planner.specs.workload import (
     GenerateWorkload,
     ServeWorkload,
     Strategy,
+    TrainObjective,
     TrainWorkload,
     Workload,
 )
@@ -142,6 +143,8 @@ def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
 
 
 def _train(values: PretrainWork) -> TrainWorkload:
+    if isinstance(values, FinetuneWork) and values.objective == "grpo" and not PLANS_GRPO:
+        return _update_alone(values)
     method = values.method if isinstance(values, FinetuneWork) else "pretrain"
     is_adapter = method in TRAININGS and TRAININGS[method].adapter_base is not None
     return TrainWorkload(
@@ -157,11 +160,43 @@ def _train(values: PretrainWork) -> TrainWorkload:
     )
 
 
+PLANS_GRPO = "grpo" in get_args(TrainObjective)  # with the generation of its answers
+COSTED = (  # of an objective, under the same names in the planner where it knows them
+    "objective",
+    "precompute_reference",
+    "num_generations",
+    "max_completion_length",
+    "max_prompt_length",
+    "num_iterations",
+    "temperature",
+    "generator",
+)
+
+
 def _objective_of(values: PretrainWork) -> dict[str, Any]:
     """Return what a fine-tuning's loss compares; a pre-training's is supervised."""
     if not isinstance(values, FinetuneWork):
         return {}
-    return {name: getattr(values, name) for name in ("objective", "precompute_reference")}
+    known = TrainWorkload.model_fields.keys()
+    fields = {name: getattr(values, name) for name in COSTED if name in known}
+    if "beta" in known and values.objective == "grpo":
+        fields["beta"] = values.beta or 0.0
+    return fields
+
+
+def _update_alone(values: FinetuneWork) -> TrainWorkload:
+    """Return GRPO's update as a supervised training of the answers of a step with their prompts.
+
+    It costs neither the generation of the answers nor a reference.
+    """
+    supervised = values.model_copy(
+        update={
+            "objective": "supervised",
+            "global_batch_size": values.sequences_per_step,
+            "sequence_length": values.longest_prompt + values.max_completion_length,
+        }
+    )
+    return _train(supervised)
 
 
 def _compress(values: CompressWork) -> CompressWorkload:

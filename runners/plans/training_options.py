@@ -3,7 +3,7 @@
 from typing import Any
 
 from runners.jobspec.base import LoraOptions, QuantizedTraining
-from runners.jobspec.objectives import OWN_TRAINER, PREFERENCES, TRL
+from runners.jobspec.objectives import OBJECTIVES, OWN_TRAINER, PREFERENCES, TRL
 from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES
 from runners.plans.methods import ALPHATUNING, CLASSIFICATION, TRAININGS
 from runners.plans.workloads import FinetuneWork, PretrainWork
@@ -59,6 +59,15 @@ def engine_and_objective(values: FinetuneWork) -> dict[str, Any]:
         objective = "next_token" if values.objective == "supervised" else values.objective
     usual = TRL if objective in PREFERENCES else OWN_TRAINER
     return {"engine": values.engine or usual, "objective": objective}
+
+
+def loss_and_rewards(values: FinetuneWork) -> dict[str, Any]:
+    """Return what a fine-tuning's loss compares with, in the spec's words."""
+    objective = engine_and_objective(values)["objective"]
+    stated: dict[str, Any] = {"reward_functions": values.reward_functions}
+    if values.beta is not None:
+        return stated | {"beta": values.beta}
+    return stated | ({"beta": OBJECTIVES[objective].beta} if objective in OBJECTIVES else {})
 
 
 def _quantized_training(values: PretrainWork) -> QuantizedTraining | None:

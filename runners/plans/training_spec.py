@@ -22,12 +22,13 @@ from runners.plans.model_checks import check_encoder, needs_weights
 from runners.plans.refusals import DraftProblem, validated
 from runners.plans.training_data import Uploads, data_fields
 from runners.plans.training_layout import layout_of
-from runners.plans.training_options import chosen_options, stages_of
+from runners.plans.training_options import chosen_options, loss_and_rewards, stages_of
 from runners.plans.workloads import FinetuneWork, PretrainWork, TrainingData
 
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FRESH_ENCODER_RATE = 1e-3
 TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
+ANSWERS_EVERY_STEPS = 20
 STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
 
 
@@ -91,7 +92,7 @@ def _of_trl(values: PretrainWork, fields: dict[str, Any]) -> dict[str, Any]:
     if objective is None:  # the spec says that it is none of TRL's
         return fields
     usual = objective.adapter_learning_rate if fields.get("lora") else objective.learning_rate
-    batch = values.global_batch_size
+    batch = values.sequences_per_step
     least = max(fields["micro_batch_size"], objective.least_batch)
     micro = next((size for size in range(least, batch) if not batch % size), batch)
     own: dict[str, Any] = {
@@ -129,13 +130,16 @@ def _validated(fields: dict[str, Any], at: str = "optimizer") -> TrainSpec:
 
 
 def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:
-    batch = values.global_batch_size
+    batch, own = values.sequences_per_step, values.fields_of(TrainSpec)
+    if isinstance(values, FinetuneWork):
+        del own["beta"]  # left open it is the objective's
+        own |= loss_and_rewards(values)
     micro = min(best.strategy.micro_batch_size or batch, batch)
     steps = round(values.tokens / (batch * values.sequence_length)) if values.tokens else None
     compute = best.strategy.compute_dtype
     planned = best.strategy.offload or OffloadSpec()
     return {
-        **values.fields_of(TrainSpec),
+        **own,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": max(1, batch // micro),
         "max_steps": max(1, steps) if steps is not None else None,
@@ -151,7 +155,9 @@ def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]
 
 def _text_samples(values: PretrainWork) -> TextSamples | None:
     """Return the text-sampling options of a training; None if it samples no text."""
-    every = values.text_samples_every_steps
+    every: int | None = values.text_samples_every_steps
+    if every is None and isinstance(values, FinetuneWork) and values.objective == "grpo":
+        every = ANSWERS_EVERY_STEPS  # its answers are there anyway
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     if every is None or is_classifier:
         return None

@@ -290,7 +290,7 @@ def trial_document(document: PlanDocument, trial: Trial) -> PlanDocument:
     if not isinstance(work, PretrainWork):
         return document
     changes = {
-        "tokens": max(1000, trial.steps * work.global_batch_size * work.sequence_length),
+        "tokens": max(1000, trial.steps * work.sequences_per_step * work.sequence_length),
         "time_budget_seconds": SLOWER * trial.seconds + COMPILE_SECONDS,
         "length_schedule": "constant",
         "early_stop_validations": None,

@@ -23,7 +23,8 @@ from runners.jobspec.base import (
 )
 from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.objectives import OWN_TRAINER, TRL, PreferenceLoss, TrainEngine
-from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
+from runners.jobspec.rewards import BUILT_IN, RewardFunction, parse_rewards
+from runners.jobspec.train import Away, CheckpointWriting, Generator, OnSpike, TrainAttention
 from runners.plans.fields import Key, Part, field
 from runners.plans.methods import COMPRESSIONS, OBJECTIVES, TRAININGS, methods_with
 
@@ -165,6 +166,7 @@ DATA_FORMATS: dict[Key, str] = {
     "completion": "Prompts: “prompt”, “completion”",
     "preference": "Preferences: “chosen”, “rejected”",
     "kto": "Rated answers: “prompt”, “completion”, “label”",
+    "prompt": "Prompts alone: “prompt”, with “answer” for rewards",
 }
 
 
@@ -472,7 +474,8 @@ class PretrainWork(TrainingData):
     text_samples_every_steps: Literal[20, 100, 500] | None = field(
         None,
         "Text samples",
-        "The current weights continue prompts; the job's page shows what they wrote",
+        "The current weights continue prompts; the job's page shows what they wrote. GRPO shows "
+        "answers of its own, every 20 steps unless stated",
         choices={
             None: "No",
             20: "Every 20 steps",
@@ -516,9 +519,17 @@ class PretrainWork(TrainingData):
         return self
 
     @property
+    def sequences_per_step(self) -> int:
+        """Return how many sequences a step learns from."""
+        return self.global_batch_size
+
+    @property
     def prompt_lines(self) -> tuple[str, ...]:
         """Return the prompts of the samples."""
         return tuple(self.sample_prompts.split("\n")) if self.sample_prompts else ()
+
+
+GRPO = ("grpo",)
 
 
 class FinetuneWork(PretrainWork):
@@ -531,16 +542,93 @@ class FinetuneWork(PretrainWork):
         16,
         "Adapter rank",
         "For LoRA and QLoRA",
-        only_for=("lora", "qlora"),
+        only_for={"method": ("lora", "qlora")},
         ge=1,
         le=1024,
     )
-    objective: TrainObjective = field(
+    objective: TrainObjective | Literal["grpo"] = field(
         "supervised",
         "Training objective",
         "All but supervised train by LoRA, QLoRA or in full; a batch counts records: pairs of "
-        "answers, or for KTO single ones",
+        "answers, for KTO single ones, for GRPO prompts",
         choices=OBJECTIVES,
+    )
+    reward_function: str = field(
+        "",
+        "Reward functions",
+        f"One a line: {', '.join(BUILT_IN)}, or FILE.py:FUNCTION below the host's model folder; "
+        "a weight may follow. Called as TRL calls its own",
+        only_for={"objective": GRPO},
+        has_lines=True,
+        max_length=4000,
+    )
+    num_generations: int = field(
+        8,
+        "Answers to a prompt",
+        "Compared with each other; a step generates the batch size times as many",
+        only_for={"objective": GRPO},
+        ge=2,
+        le=1024,
+    )
+    max_completion_length: int = field(
+        256,
+        "Longest answer",
+        "Tokens; an answer that reaches it is cut",
+        only_for={"objective": GRPO},
+        ge=1,
+        le=1_000_000,
+    )
+    max_prompt_length: int | None = field(
+        None,
+        "Longest prompt",
+        "Tokens; longer ones are left out. Empty: what the sequence length leaves",
+        only_for={"objective": GRPO},
+        group="",
+        ge=1,
+        le=1_000_000,
+    )
+    temperature: float = field(
+        1.0,
+        "Temperature",
+        "At which answers are drawn",
+        only_for={"objective": GRPO},
+        group="",
+        gt=0.0,
+        le=5.0,
+    )
+    num_iterations: int = field(
+        1,
+        "Updates by the same answers",
+        "More than one reuses them, with a clipped ratio",
+        only_for={"objective": GRPO},
+        group="",
+        ge=1,
+        le=64,
+    )
+    generator: Generator = field(
+        "colocated",
+        "Generation of answers",
+        choices={"colocated": "By the trained weights, in the training's process"},
+        only_for={"objective": GRPO},
+        group="",
+    )
+    reward_timeout_seconds: float = field(
+        60.0,
+        "Time limit of rewards",
+        "Seconds that the functions may take for the answers of a step",
+        only_for={"objective": GRPO},
+        group="",
+        ge=1.0,
+        le=86_400.0,
+    )
+    reward_memory_gib: float = field(
+        4.0,
+        "Memory limit of rewards",
+        "GiB that their process may address",
+        only_for={"objective": GRPO},
+        group="",
+        ge=0.25,
+        le=1024.0,
     )
     engine: TrainEngine | None = field(
         None,
@@ -554,12 +642,13 @@ class FinetuneWork(PretrainWork):
         },
         group="",
     )
-    beta: float = field(
-        0.1,
+    beta: float | None = field(
+        None,
         "Beta",
-        "Of DPO, KTO and ORPO: how strongly answers are held to the reference; of ORPO the weight "
-        "of its odds ratio",
-        gt=0.0,
+        "How strongly answers are held to the reference; of ORPO the weight of its odds ratio. "
+        "Empty: 0.1, of GRPO 0, which needs no reference",
+        only_for={"objective": ("dpo", "kto", "orpo", "grpo")},
+        ge=0.0,
         le=100.0,
         group="",
     )
@@ -574,13 +663,15 @@ class FinetuneWork(PretrainWork):
             "apo_zero": "APO, zero",
             "apo_down": "APO, down",
         },
+        only_for={"objective": ("dpo",)},
         group="",
     )
     precompute_reference: bool = field(
         default=False,
         title="Reference model",
-        help="Of DPO and KTO. A first pass over all records saves its memory",
+        help="A first pass over the records of the run saves its memory",
         choices={False: "Beside the trained one", True: "In a first pass, then let go"},
+        only_for={"objective": REFERENCE_OBJECTIVES},
         group=MEMORY,
     )
     sequence_length: int = field(
@@ -628,7 +719,50 @@ class FinetuneWork(PretrainWork):
                 "precompute_reference",
                 "Only DPO and KTO have a reference model. Leave it out, or choose one of them.",
             )
+        if self.objective == "grpo":
+            self._check_rewards()
         return self
+
+    def _check_rewards(self) -> None:
+        """Refuse rewards and lengths that GRPO cannot learn with."""
+        try:
+            rewards = parse_rewards(self.reward_function)
+        except ValueError as error:
+            refuse("reward_function", f"Rewards: {error}.")
+        if not rewards:
+            refuse(
+                "reward_function",
+                f"GRPO learns from rewards. Name a function ({', '.join(BUILT_IN)}), or a file.",
+            )
+        room = self.sequence_length - self.max_completion_length
+        if room < 1:
+            refuse(
+                "max_completion_length",
+                f"The longest answer has {self.max_completion_length:,} tokens, and the sequence "
+                f"length {self.sequence_length:,} leaves none for a prompt. Raise it.",
+            )
+        if self.max_prompt_length is not None and self.max_prompt_length > room:
+            refuse(
+                "max_prompt_length",
+                f"The longest prompt has {self.max_prompt_length:,} tokens, and the sequence "
+                f"length leaves {room:,} beside the answer. Change one of them.",
+            )
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return how many tokens a prompt that GRPO answers may have."""
+        return self.max_prompt_length or self.sequence_length - self.max_completion_length
+
+    @property
+    def reward_functions(self) -> tuple[RewardFunction, ...]:
+        """Return the reward functions that the lines name."""
+        return parse_rewards(self.reward_function)
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Return how many records a step learns from, of GRPO how many answers."""
+        is_grpo = self.objective == "grpo"
+        return self.global_batch_size * (self.num_generations if is_grpo else 1)
 
 
 PATTERN = "2:4"
@@ -647,13 +781,13 @@ class CompressWork(Part):
         "Bits",
         "For GGUF and the methods from GPTQ to FPTQ",
         choices={bits: f"{bits} bits" for bits in (4, 3, 2, 8)},
-        only_for=methods_with("bits"),
+        only_for={"method": methods_with("bits")},
     )
     group_size: int = field(
         64,
         "Group size",
         "Weights that share one scale",
-        only_for=methods_with("group_size"),
+        only_for={"method": methods_with("group_size")},
         ge=8,
         le=4096,
     )
@@ -668,13 +802,13 @@ class CompressWork(Part):
             "60": "60 per cent",
             PATTERN: "Two of each four weights",
         },
-        only_for=methods_with("sparsity"),
+        only_for={"method": methods_with("sparsity")},
     )
     recovery_steps: int = field(
         0,
         "Recovery steps",
         "Steps of LoRA training after pruning, then merged; 0 means none",
-        only_for=methods_with("recovery_steps"),
+        only_for={"method": methods_with("recovery_steps")},
         ge=0,
         le=100_000,
     )

@@ -541,7 +541,8 @@ class MetricPoint(Message):
 
     Names: loss, tokens_per_second, step_seconds, learning_rate, grad_norm, and of a mixture that
     moves source<i>_weight, source<i>_loss, source<i>_reference; of preferences TRL's own, such as
-    rewards/chosen, rewards/margins, logps/rejected, kl, entropy (source "job");
+    rewards/chosen, rewards/margins, logps/rejected, kl, entropy, and of GRPO reward,
+    completions/mean_length, clip_ratio/region_mean, generation_seconds (source "job");
     rss_bytes (sum over the attempt's processes), cpu_utilization (cores busy: 1.0 is one core
     full) (source "host"); gpu<i>_memory_bytes, gpu<i>_utilization (source "gpu").
     """

@@ -174,12 +174,15 @@ document.addEventListener("keydown", (event) => {
   lastKey = { key: event.key, at: event.timeStamp };
 });
 
-/** Hide the fields of a step that its chosen method does not read, unless they hold an error. */
+/** Hide the fields of a step that its other choices leave unread, unless they hold an error. */
 function hideUnasked() {
-  const method = document.querySelector("#step [name='method']");
   for (const control of document.querySelectorAll("#step [data-asked-for]")) {
     const field = control.closest(".field");
-    const isAsked = control.dataset.askedFor.split(" ").includes(method.value);
+    const isAsked = control.dataset.askedFor.split(" ").every((condition) => {
+      const [name, values] = condition.split("=");
+      const other = document.querySelector(`#step [name='${name}']`);
+      return !other || values.split(",").includes(other.value);
+    });
     field.hidden = !isAsked && !field.querySelector(".error");
   }
 }
@@ -192,7 +195,7 @@ document.addEventListener("htmx:oobAfterSwap", (event) => {
   for (const field of document.querySelectorAll("#step [aria-invalid]")) field.removeAttribute("aria-invalid");
 });
 document.addEventListener("change", (event) => {
-  if (event.target.matches("#step [name='method']")) hideUnasked();
+  if (event.target.matches("#step [name]")) hideUnasked();
 });
 
 /* The last lines of a log are at its end; of a job that runs, live lines follow. */

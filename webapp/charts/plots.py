@@ -73,6 +73,14 @@ MARGIN = ChartSpec("rewards/margins", LABELS["rewards/margins"], "", "", "reward
 RANKED = ChartSpec(
     "rewards/accuracies", LABELS["rewards/accuracies"], "ratio", "%", "rewards/accuracies", 100.0
 )
+REWARD = ChartSpec("reward", LABELS["reward"], "", "", "reward", figures=("final_reward",))
+ANSWER_LENGTH = ChartSpec(
+    "completions/mean_length",
+    LABELS["completions/mean_length"],
+    "tokens",
+    "tokens",
+    "completions/mean_length",
+)
 DIVERGENCE = ChartSpec("kl", LABELS["kl"], "nats", "nats", "kl")
 PREFILL = ChartSpec(
     "prefill_tokens_per_second",
@@ -156,7 +164,13 @@ _UNITS_BY_SUFFIX = (
 )
 OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
 JUDGED = (VALIDATION, ACCURACY, F1)  # for classification, after the loss
-COMPARED = (MARGIN, RANKED, DIVERGENCE)  # for preferences, after the loss
+COMPARED = (
+    REWARD,
+    ANSWER_LENGTH,
+    MARGIN,
+    RANKED,
+    DIVERGENCE,
+)  # for preferences and rewards, after the loss
 
 
 def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
@@ -216,7 +230,7 @@ def charts_for(
 
 SECTIONS = (
     "Quality",
-    "Answers compared",
+    "Answers and rewards",
     "Speed",
     "Requests",
     "Memory",
@@ -228,7 +242,10 @@ SECTIONS = (
 _QUALITY = re.compile(
     r".*(loss|accuracy|f1|perplexity|learning_rate|grad_norm|scale)|source\d+_.*"
 )
-_COMPARED = re.compile(r"(rewards|logps|logits)/.*|log_odds_\w+|kl|entropy")
+_COMPARED = re.compile(
+    r"(rewards|logps|logits|completions|clip_ratio)/.*|reward(_std)?|frac_reward_zero_std"
+    r"|log_odds_\w+|kl|entropy"
+)
 _SYSTEM = re.compile(r".*(utilization|energy|power|temperature|watts|joules).*")
 
 
@@ -244,7 +261,7 @@ def section_of(chart: ChartSpec) -> str:
     elif _SYSTEM.fullmatch(name):
         found = "System"
     elif _COMPARED.fullmatch(name):
-        found = "Answers compared"
+        found = "Answers and rewards"
     elif _QUALITY.fullmatch(name):
         found = "Quality"
     elif chart.unit == "bytes":

@@ -337,6 +337,9 @@ _QUALITY = (
             "Training loss of the last step.", "lower",
             {"train": replace(of_steps("loss", "latest", "the last step"), judged_from=1),
              "drill": Taking("the last step", "loss")}),
+    _figure("final_reward", "Reward at the end", "",
+            "Mean reward of the answers of the last ten steps, weighted as stated.", "higher",
+            {"train": Taking("mean of the last ten steps", "reward")}),
     _figure("exported_step", "Step of the exported weights", "count",
             "Step of the exported weights."),
 )  # fmt: skip
@@ -406,7 +409,26 @@ LABELS = {  # of metrics that jobs report beside the figures, where the name rea
     "nll_loss": "Loss on chosen answers",
     "log_odds_ratio": "Log of the odds ratio's sigmoid",
     "log_odds_chosen": "Log odds of chosen over rejected",
+    "reward": "Mean reward of the answers",
+    "reward_std": "Standard deviation of rewards",
+    "frac_reward_zero_std": "Share of prompts whose answers have one reward",
+    "clip_ratio/region_mean": "Tokens whose ratio is clipped",
+    "clip_ratio/low_mean": "Tokens clipped from below",
+    "clip_ratio/low_min": "Tokens clipped from below, least of a batch",
+    "clip_ratio/high_mean": "Tokens clipped from above",
+    "clip_ratio/high_max": "Tokens clipped from above, most of a batch",
+    "completions/mean_length": "Mean length of answers",
+    "completions/min_length": "Shortest answer",
+    "completions/max_length": "Longest answer",
+    "completions/clipped_ratio": "Answers cut at the longest length",
+    "completions/mean_terminated_length": "Mean length of answers that end by themselves",
+    "completions/min_terminated_length": "Shortest answer that ends by itself",
+    "completions/max_terminated_length": "Longest answer that ends by itself",
 }
+
+
+_REWARD = re.compile(r"rewards/(\w+)/(mean|std)")  # of one of several reward functions
+REWARD_WORDS = {"mean": "mean", "std": "standard deviation"}
 
 
 def definition_of(name: str) -> FigureDefinition:
@@ -422,6 +444,9 @@ def definition_of(name: str) -> FigureDefinition:
     if match := _OF_DEVICE.fullmatch(name):
         words = f"Joules that {match[1]} drew, from start to end."
         return _figure(name, f"Energy of {match[1]}", "joules", words, "lower")
+    if match := _REWARD.fullmatch(name):
+        words = "Of the answers of a step, reported by the job under this name."
+        return _figure(name, f"Reward {match[1]}, {REWARD_WORDS[match[2]]}", "", words)
     task, slash, metric = name.partition("/")
     if slash and name not in LABELS and task and metric:
         return _figure(name, f"{metric} of {task}", "", f"{metric} of the task {task}.")

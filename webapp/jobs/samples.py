@@ -14,10 +14,11 @@ BLANK_LINES = re.compile(r"\n{4,}")  # untrained models may generate long runs o
 
 
 class Sample(NamedTuple):
-    """A prompt and its continuation."""
+    """A prompt and its continuation; ``note``: what is known of it, such as its reward."""
 
     prompt: str
     continuation: str
+    note: str
 
 
 class SampledStep(NamedTuple):
@@ -61,7 +62,9 @@ def _written_by(row: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    return Sample(_text(row["prompt"]), _text(row["continuation"]))
+    note = row.get("note")
+    texts = row["prompt"], row["continuation"], note if isinstance(note, str) else ""
+    return Sample(*map(_text, texts))
 
 
 def _is_sample(each: object) -> bool:

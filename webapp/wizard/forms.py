@@ -197,7 +197,8 @@ def form_field(part: type[Part], name: str) -> forms.Field:
     shown, default = shown_of(info), info.get_default(call_default_factory=True)
     field = _field_of(info, shown, default)
     if shown.only_for:
-        field.widget.attrs["data-asked-for"] = " ".join(shown.only_for)
+        conditions = (f"{name}={','.join(values)}" for name, values in shown.only_for.items())
+        field.widget.attrs["data-asked-for"] = " ".join(conditions)
     return field
 
 

@@ -17,7 +17,7 @@ from runners.jobs.chat_template import num_repeated_bos
 from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import evaluate
 from runners.jobs.ranks import Ranks
-from runners.jobs.runtime import Job, publish_report
+from runners.jobs.runtime import Job
 from runners.jobs.train.checkpoint import (
     CheckpointWriter,
     StagedCheckpoint,
@@ -32,6 +32,7 @@ from runners.jobs.train.layout import Layout
 from runners.jobs.train.rows import IGNORED, Batch
 from runners.jobs.train.samples import RunProgress
 from runners.jobs.train.sources import HeldOutRows, LabelEvaluator, Mixture
+from runners.jobs.train.text_samples import SampleReport, TextSample
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import MOST_PROMPTS, TextSamples
 from runners.jobspec.compress import EVALUATING, TRAINING
@@ -43,20 +44,8 @@ from runners.jobspec.compress import EVALUATING, TRAINING
 # so that the losses are bit-identical with and without samples.
 
 
-NAME = "samples"
 FIRST_WORDS = 16  # tokens of held-out text per prompt
-SHOWN_STEPS = 8  # the first step, and the newest ones
 SAMPLING_TIMEOUT_SECONDS = 20.0  # for all prompts together: other ranks wait meanwhile
-
-
-@dataclass(frozen=True)
-class TextSample:
-    """A prompt and its continuation by the weights of a step."""
-
-    step: int
-    prompt: str
-    continuation: str
-    is_final: bool = False  # from the exported weights
 
 
 class TextSampler:
@@ -71,10 +60,10 @@ class TextSampler:
         longest: int,
     ) -> None:
         """Continue ``prompts`` (token ids) to at most ``longest`` tokens in total."""
-        self._job, self._options, self._tokenizer = job, options, tokenizer
+        self._options, self._tokenizer = options, tokenizer
         self._prompts = [list(each)[-max(1, longest - 1) :] for each in prompts]
         self._longest = longest
-        self.taken = _earlier_samples(job.output_dir(NAME))
+        self.report = SampleReport(job, self.note())
 
     def is_due(self, step: int) -> bool:
         """Return whether samples are due after this step."""
@@ -91,13 +80,7 @@ class TextSampler:
                 str(self._tokenizer.decode(each)) for each in (prompt, written)
             )
             samples.append(TextSample(step, prompt_text, continuation, is_final))
-        at = (is_final, step)  # after a restart the same step comes again
-        others = [each for each in self.taken if (each.is_final, each.step) != at]
-        self.taken = _shown(
-            sorted([*others, *samples], key=lambda each: (each.is_final, each.step))
-        )
-        document = {"samples": [asdict(each) for each in self.taken], "how": self.note()}
-        publish_report(self._job, NAME, document)
+        self.report.add(step, samples, is_final=is_final)
 
     def note(self) -> str:
         """Return a note on how the samples are generated."""
@@ -171,22 +154,6 @@ def _first_words(held_out: HeldOutRows, source: int) -> list[int]:
     batch = Batch(torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED))
     rows.fill(0, batch, 0)
     return [int(each) for each in batch.input_ids[0, :FIRST_WORDS]]
-
-
-def _shown(samples: list[TextSample]) -> list[TextSample]:
-    """Return the samples of the first step, the newest steps and the final ones."""
-    steps = sorted({each.step for each in samples if not each.is_final})
-    shown_steps = {*steps[:1], *steps[1 - SHOWN_STEPS :]}
-    return [each for each in samples if each.is_final or each.step in shown_steps]
-
-
-def _earlier_samples(folder: Path) -> list[TextSample]:
-    """Return this attempt's samples from before a restart."""
-    try:
-        document = json.loads((folder / f"{NAME}.json").read_text())
-    except OSError:
-        return []
-    return [TextSample(**each) for each in document["samples"]]
 
 
 # The weights of a training with the lowest held-out loss, kept on disk until it ends.

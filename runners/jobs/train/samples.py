@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from runners.datasets.conversations import PASSED_ON, ChatSample, DataError
-from runners.datasets.preferences import PreferenceSample, RatedSample
+from runners.datasets.preferences import PreferenceSample, PromptSample, RatedSample
 from runners.datasets.records import (
     CompletionSample,
     Format,
@@ -90,6 +90,11 @@ class Renderer:
             raise BadInputError(
                 f"{where}: its answers are compared, and no next token is learnt from them; "
                 "choose engine trl with the objective dpo, kto, orpo or reward"
+            )
+        if isinstance(sample, PromptSample):
+            raise BadInputError(
+                f"{where}: it has a prompt and no answer, and no next token is learnt from it; "
+                "choose engine trl with the objective grpo"
             )
         if isinstance(sample, ChatSample):
             return self._chat(sample, where)

@@ -1,4 +1,4 @@
-"""Records that compare answers: TRL's forms, read as their makers mean them."""
+"""Records that compare answers, and prompts alone: TRL's forms, read as their makers mean them."""
 
 import io
 import json
@@ -45,6 +45,10 @@ FORMS = {
         "preference",
         {"chosen": [SYSTEM, ASKED, GOOD], "rejected": [SYSTEM, ASKED, BAD]}, ["prompt"],
     ),
+    "a prompt": ({"prompt": "q", "answer": "4", "level": 2}, "prompt",
+        {"prompt": "q", "record": '{"answer": "4"}'}, ["level"]),
+    "a prompt of messages": ({"prompt": [ASKED], "system": "s"}, "prompt",
+        {"prompt": [SYSTEM, ASKED], "record": "{}"}, []),
     "KTO": ({"prompt": "q", "completion": "a", "label": False}, "kto", {}, []),
     "KTO as messages": (
         {"prompt": [ASKED], "completion": [GOOD], "label": True}, "kto", {}, [],

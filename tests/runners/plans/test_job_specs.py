@@ -22,6 +22,7 @@ from runners.jobspec import (
     RandomModel,
     UploadedData,
 )
+from runners.jobspec.base import TextSamples
 from runners.jobspec.engines import with_feature
 from runners.plans.document import PLANS, PlanDocument
 from runners.plans.job_specs import launch_spread, spec_of
@@ -340,6 +341,17 @@ def test_an_objective_is_trained_by_trl_with_its_usual_rate_and_batch():
         (
             PREFERENCES | {"objective": "supervised", "engine": "trl"},
             {"objective": "next_token", "learning_rate": 2e-4},
+        ),
+        (
+            PREFERENCES | {"objective": "grpo", "reward_function": "a.py:f", "num_generations": 4},
+            {"beta": 0.0, "micro_batch_size": 16, "prompts_per_step": 16, "max_steps": 76}
+            | {"text_samples": TextSamples(every_steps=20)},
+        ),
+        (
+            PREFERENCES
+            | {"objective": "grpo", "reward_function": "exact_match", "max_completion_length": 48}
+            | {"sequence_length": 64, "beta": 0.2, "text_samples_every_steps": 100},
+            {"beta": 0.2, "longest_prompt": 16, "text_samples": TextSamples(every_steps=100)},
         ),
     ]:
         spec = spec_for("finetune", workload)

@@ -72,6 +72,12 @@ def test_the_workload_of_each_goal_is_the_planners():
             {"objective": "kto", "precompute_reference": True},
             {"objective": "kto", "precompute_reference": True, "sequences_per_record": 1},
         ),
+        (
+            "finetune",
+            {"objective": "grpo", "reward_function": "exact_match", "max_prompt_length": 100}
+            | {"global_batch_size": 3, "num_generations": 4, "max_completion_length": 28},
+            {"sequence_length": 128, "global_batch_size": 12, "objective": "supervised"},
+        ),
         ("finetune", {"objective": "reward"}, {"sequences_per_record": 2, "method": "lora"}),
         ("pretrain", {}, {"method": "pretrain", "lora_rank": None, "tokens": None}),
         (

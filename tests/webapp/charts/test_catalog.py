@@ -136,8 +136,8 @@ def test_a_chart_of_each_subject_stands_in_its_section():
         "tokens_per_second": "Speed", "step_seconds": "Speed", "running_requests": "Requests",
         "rss_bytes": "Memory", "gpu0_memory_bytes": "Memory", "communication_data_ratio": "Communication",
         "checkpoint_seconds": "Checkpoints", "cpu_utilization": "System", "gpu0_utilization": "System",
-        "rewards/margins": "Answers compared", "logps/chosen": "Answers compared",
-        "log_odds_ratio": "Answers compared", "log_odds_chosen": "Answers compared", "kl": "Answers compared",
+        "rewards/margins": "Answers and rewards", "logps/chosen": "Answers and rewards",
+        "log_odds_ratio": "Answers and rewards", "reward": "Answers and rewards", "kl": "Answers and rewards",
         "nobody_knows": "Other",
     }  # fmt: skip
     charts = charts_for("serve", sections, is_complete=True)

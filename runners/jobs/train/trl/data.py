@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runners.datasets.conversations import ChatSample, DataError
-from runners.datasets.preferences import PreferenceSample, RatedSample, columns_of
+from runners.datasets.preferences import (
+    PreferenceSample,
+    PromptSample,
+    RatedSample,
+    columns_of,
+)
 from runners.datasets.records import (
     CompletionSample,
     Reader,
@@ -52,7 +57,7 @@ class TrainingRecords:
 
 def trl_columns(sample: Sample) -> dict[str, object]:
     """Return a sample in the columns that TRL's trainers read."""
-    if isinstance(sample, PreferenceSample | RatedSample):
+    if isinstance(sample, PreferenceSample | RatedSample | PromptSample):
         return columns_of(sample)
     if isinstance(sample, ChatSample):
         tools = {"tools": json.loads(sample.tools)} if sample.tools else {}

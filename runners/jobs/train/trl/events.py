@@ -56,7 +56,8 @@ class Course(TrainerCallback):
     num_written: int = 0
     written_seconds: float = 0.0
     is_stopped: bool = False
-    _began: float = 0.0
+    began: float = 0.0  # of the step, on the monotonic clock
+    _tokens_before: int = 0  # that TRL had counted before this process
     _last_checkpoint_at: float = field(default_factory=time.monotonic)
     _next_line_at: float = 0.0
 
@@ -67,9 +68,19 @@ class Course(TrainerCallback):
 
     # What transformers' trainer calls, in this order within a step.
 
+    def on_train_begin(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - the library's own
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002 - the library's own
+        **kwargs: Any,  # noqa: ARG002 - the library's own
+    ) -> None:
+        """Note what a checkpoint has counted."""
+        self._tokens_before = int(state.num_input_tokens_seen)
+
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Note when a step begins."""
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def on_step_end(
         self,
@@ -79,7 +90,7 @@ class Course(TrainerCallback):
         **kwargs: Any,  # noqa: ARG002 - the library's own
     ) -> None:
         """Decide whether to save and to stop after a step."""
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self.began
         self.step_seconds.append(seconds)
         self.state.step = state.global_step
         self.state.elapsed_seconds += seconds
@@ -107,7 +118,9 @@ class Course(TrainerCallback):
             return
         values = metrics_of(logs)
         seconds = self.step_seconds[-1]
-        tokens = int(logs.get(TOKENS, self.read_tokens)) - self.trained_tokens
+        if TOKENS in logs:
+            self.read_tokens = int(logs[TOKENS]) - self._tokens_before
+        tokens = self.read_tokens - self.trained_tokens
         self.trained_tokens += tokens
         self.state.tokens += tokens
         self.last_loss = values["loss"]

@@ -5,7 +5,8 @@
 import importlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,17 @@ from runners.jobs.runtime import (
 from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
 from runners.jobs.train.samples import set_default_template
 from runners.jobs.train.sources import open_source
+from runners.jobs.train.text_samples import SampleReport
 from runners.jobs.train.trl.data import DataReport, TrainingRecords, data_report, read_records
 from runners.jobs.train.trl.events import Course
+from runners.jobs.train.trl.policy import (
+    PolicyCourse,
+    answerable_prompts,
+    how_answered,
+    reward_files,
+    reward_process,
+)
+from runners.jobs.train.trl.rewards import RewardProcess
 from runners.jobs.weights import first_line
 from runners.jobspec import (
     ArtefactModel,
@@ -50,14 +60,14 @@ from runners.jobspec import (
     UploadedData,
 )
 from runners.jobspec.compress import TRAINING
-from runners.jobspec.objectives import OBJECTIVES, Objective
+from runners.jobspec.objectives import GENERATING, OBJECTIVES, Objective
 
 DATA_REPORT = "data"  # the artefact with what became of the records
 
 
 @dataclass
 class Tuning:
-    """One training: TRL's trainer with what it reads, and its course."""
+    """One training: what it reads, its course, and TRL's trainer once it is built."""
 
     job: Job
     spec: TrainSpec
@@ -67,18 +77,23 @@ class Tuning:
     device: torch.device
     records: TrainingRecords
     course: Course
-    trainer: Any
-    report: DataReport
     notes: dict[str, str]
+    trainer: Any = None
+    report: DataReport = field(init=False)
+
+    @property
+    def rewards(self) -> RewardProcess | None:
+        """Return the process that scores answers, of a training that generates them."""
+        return self.course.rewards if isinstance(self.course, PolicyCourse) else None
 
 
 def work(job: Job) -> None:
     """Run one attempt of a training by TRL."""
-    checkpoint_on_sigterm(job)
     map_large_blocks()
     spec = job.spec_of(TrainSpec)
-    with job_telemetry(job):
-        tuning = _prepare(job, spec)
+    with job_telemetry(job), ExitStack() as stack:
+        tuning = _prepare(job, spec, stack)
+        checkpoint_on_sigterm(job)  # until here a stop has nothing to save
         job.emitter.phase(TRAINING)
         last = [str(each) for each in checkpoints(job.checkpoint_dir)[-1:]]
         tuning.trainer.train(resume_from_checkpoint=last[0] if last else None)
@@ -89,11 +104,11 @@ def work(job: Job) -> None:
     shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-def _prepare(job: Job, spec: TrainSpec) -> Tuning:
+def _prepare(job: Job, spec: TrainSpec, stack: ExitStack) -> Tuning:
     """Build everything that the training needs, after the records and the checkpoint are checked.
 
     Raises:
-        BadInputError: a record, the model or what changed since the checkpoint.
+        BadInputError: a record, the model, a reward function, or what a checkpoint was made of.
     """
     objective = OBJECTIVES[spec.objective]
     folder, source = _opened(job, spec)
@@ -102,23 +117,31 @@ def _prepare(job: Job, spec: TrainSpec) -> Tuning:
     with open_source(job, source) as data:
         records = read_records(data, objective, job.scratch_dir() / "records.jsonl")
     inputs = {"training data": records.digest, "model": digest_of_model(spec.model, job.host_dir)}
+    inputs |= reward_files(job, spec)
     state, notes = _resumed(job, inputs)
-    job.emitter.phase("Building the model")
     device = pick_device()
     meter = PeakMeter(device)
-    tokenizer = _tokenizer(folder, records)
     course = Course(job, spec, meter, state)
-    trainer = _trainer(job, spec, objective, folder, tokenizer, device, records, course)
+    if objective.generates:
+        rewards = reward_process(job, spec)
+        stack.callback(rewards.close)
+        samples = SampleReport(job, how_answered(spec))
+        course = PolicyCourse(job, spec, meter, state, rewards=rewards, samples=samples)
+    job.emitter.phase("Building the model")
+    tokenizer = _tokenizer(folder, records)
+    tuning = Tuning(job, spec, objective, folder, tokenizer, device, records, course, notes)
+    trainer = tuning.trainer = _trainer(tuning)
     course.max_steps = spec.max_steps or _steps_of_an_epoch(spec, len(trainer.train_dataset))
-    found = records.num_records
-    longest = spec.sequence_length
-    report = data_report(
-        objective, trainer.train_dataset, lambda ids: str(tokenizer.decode(ids)), found, longest
+    longest = spec.longest_prompt if objective.generates else spec.sequence_length
+    tuning.report = data_report(
+        objective,
+        trainer.train_dataset,
+        lambda ids: str(tokenizer.decode(ids)),
+        records.num_records,
+        longest,
     )
-    publish_report(job, DATA_REPORT, report.document() | {"remarks": records.remarks})
-    return Tuning(
-        job, spec, objective, folder, tokenizer, device, records, course, trainer, report, notes
-    )
+    publish_report(job, DATA_REPORT, tuning.report.document() | {"remarks": records.remarks})
+    return tuning
 
 
 def _opened(job: Job, spec: TrainSpec) -> tuple[Path, FileData | UploadedData | DownloadedData]:
@@ -185,48 +208,61 @@ def _tokenizer(folder: Path, records: TrainingRecords) -> PreTrainedTokenizerBas
     return loaded
 
 
-def _trainer(
-    job: Job,
-    spec: TrainSpec,
-    objective: Objective,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    device: torch.device,
-    records: TrainingRecords,
-    course: Course,
-) -> Any:  # noqa: ANN401 - a class of the environment's library
+def _trainer(tuning: Tuning) -> Any:  # noqa: ANN401 - a class of the environment's library
     """Return TRL's trainer of an objective, as its documentation builds it.
 
     Raises:
         BadInputError: TRL or a library below it refuses the model or the records.
     """
-    datasets: Any = importlib.import_module("datasets")
+    job, spec, objective = tuning.job, tuning.spec, tuning.objective
     library: Any = importlib.import_module(objective.module)
-    datasets.disable_progress_bars()
-    rows = datasets.load_dataset(
-        "json",
-        data_files=str(records.path),
-        split="train",
-        cache_dir=str(job.scratch_dir() / "datasets"),
-    )
-    config = getattr(library, objective.config)(**arguments(spec, objective, job, device))
-    adapter = spec.lora and lora_config(spec.lora, scores=objective.scores)
+    rows = _rows(tuning)
+    config = getattr(library, objective.config)(**arguments(spec, objective, job, tuning.device))
+    own: dict[str, Any] = {}
+    if spec.lora:
+        own["peft_config"] = lora_config(spec.lora, scores=objective.scores)
+    if tuning.rewards:
+        own["reward_funcs"] = tuning.rewards.functions
     try:
         trainer = getattr(library, objective.trainer)(
-            model=str(folder),
+            model=str(tuning.folder),
             args=config,
             train_dataset=rows,
-            processing_class=tokenizer,
-            callbacks=[course],
-            **({"peft_config": adapter} if adapter else {}),
+            processing_class=tuning.tokenizer,
+            callbacks=[tuning.course],
+            **own,
         )
     except (ValueError, TypeError, KeyError) as error:
         raise BadInputError(f"{objective.trainer} refuses: {first_line(error)}") from error
     _remove_printing(trainer)
-    if spec.samples.too_long == "leave_out":
+    if spec.samples.too_long == "leave_out" and not objective.generates:
         trainer.train_dataset = _short_enough(trainer.train_dataset, objective, spec)
-    _count_tokens(trainer, course)
+    _count_tokens(trainer, tuning.course)
     return trainer
+
+
+def _rows(tuning: Tuning) -> Any:  # noqa: ANN401 - of the library datasets
+    """Return the records as the trainer reads them.
+
+    Raises:
+        BadInputError: too few prompts are short enough.
+    """
+    datasets: Any = importlib.import_module("datasets")
+    spec = tuning.spec
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset(
+        "json",
+        data_files=str(tuning.records.path),
+        split="train",
+        cache_dir=str(tuning.job.scratch_dir() / "datasets"),
+    )
+    if tuning.objective.generates:
+        return answerable_prompts(rows, tuning.tokenizer, spec, tuning.records)
+    read = (spec.max_steps or 0) * spec.micro_batch_size * spec.gradient_accumulation_steps
+    if spec.precompute_reference and 0 < read < len(rows):
+        # TRL's reference reads every record that it is given: give it those of the run alone.
+        return rows.shuffle(seed=spec.seed).select(range(read))
+    return rows
 
 
 def arguments(
@@ -244,14 +280,21 @@ def arguments(
     if objective.scores:
         loaded["num_labels"] = 1
     ends = {"max_steps": spec.max_steps} if spec.max_steps else {"num_train_epochs": 1}
-    own = {OWN_NAMES.get(name, name): getattr(spec, name) for name in objective.options}
+    own = {
+        OWN_NAMES.get(name, name): getattr(spec, name)
+        for name in objective.options
+        if name not in OURS
+    }
+    if objective.generates:
+        own["reward_weights"] = [each.weight for each in spec.reward_functions]
+    else:
+        own["max_length"] = spec.sequence_length
     return {
         "output_dir": str(job.scratch_dir() / "trainer"),
         "model_init_kwargs": loaded,
         "per_device_train_batch_size": spec.micro_batch_size,
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         "learning_rate": spec.learning_rate,
-        "max_length": spec.sequence_length,
         "seed": spec.seed,
         "bf16": spec.compute_dtype == "bf16",
         "fp16": spec.compute_dtype == "fp16",
@@ -273,9 +316,15 @@ OWN_NAMES = {
     "preference_loss": "loss_type",
     "precompute_reference": "precompute_ref_log_probs",
 }
+# Fields that our own code reads.
+OURS = frozenset({
+    "max_prompt_length", "reward_functions", "reward_timeout_seconds", "reward_memory_gib",
+})  # fmt: skip
 
 
 def _steps_of_an_epoch(spec: TrainSpec, num_rows: int) -> int:
+    if spec.objective in GENERATING:  # TRL leaves out the last prompts, which fill no step
+        return max(1, num_rows // spec.prompts_per_step) * spec.num_iterations
     rows_a_step = spec.micro_batch_size * spec.gradient_accumulation_steps
     return max(1, -(-num_rows // rows_a_step))
 
@@ -382,19 +431,32 @@ def _notes(tuning: Tuning) -> dict[str, str]:
     objective, spec = tuning.objective, tuning.spec
     # A pair whose text is cut has no reward: TRL's reward trainer leaves it out.
     is_cut = spec.samples.too_long == "cut" and not objective.scores
+    lengths = f"one a row; what is longer than {spec.sequence_length} tokens is " + (
+        "cut" if is_cut else "left out"
+    )
+    if objective.generates:
+        lengths = (
+            f"{spec.num_generations} answers to a prompt; prompts of more than "
+            f"{spec.longest_prompt} tokens are left out"
+        )
     notes = {
         "trainer": f"TRL {version('trl')}, {objective.trainer}",
         "peak_memory_bytes": tuning.course.meter.read().how,
         "step_seconds": "median over the run's steps without the first two",
         "data": f"{tuning.records.num_records:,} records (sha256 {tuning.records.digest[:12]})",
-        "samples": f"one a row; what is longer than {spec.sequence_length} tokens is "
-        + ("cut" if is_cut else "left out"),
+        "samples": lengths,
         "device": str(tuning.device),
         "threads": str(torch.get_num_threads()),
         **tuning.notes,
     }
     if tuning.records.remarks:
         notes["data_remarks"] = "; ".join(tuning.records.remarks)
+    if objective.generates:
+        rewards = (
+            f"{each.path or 'built in'}: {each.function}, weight {each.weight:g}"
+            for each in spec.reward_functions
+        )
+        notes["rewards"] = "; ".join(rewards)
     if spec.lora is not None:
         lora = spec.lora
         notes["lora"] = f"peft: rank {lora.rank}, alpha {lora.alpha}, {lora.targets} layers"

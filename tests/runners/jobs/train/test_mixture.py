@@ -16,13 +16,13 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.evaluator import (
     FIRST_WORDS,
-    SHOWN_STEPS,
     TextSampler,
     continuation_tokens,
     prompts_of,
 )
 from runners.jobs.train.rows import BLOCK_ROWS, rows_of, windows_of
 from runners.jobs.train.sources import Data, HeldOutRows, mixture_of
+from runners.jobs.train.text_samples import SHOWN_STEPS
 from runners.jobspec import FileData, HostText, MixedData, TrainSpec, WeightedData
 from runners.jobspec.base import TextSamples
 from tests.runners.jobs.cases import refused
@@ -244,14 +244,14 @@ def test_the_first_step_and_the_newest_stay_and_a_restart_writes_a_step_anew(mak
     for step in range(5, 65, 5):
         made.take(model, step)
     again = TextSampler(job, GREEDY, word_tokenizer(512), [[1, 2]], 64)
-    assert again.taken == made.taken
+    assert again.report.taken == made.report.taken
     again.take(model, 60)
     again.take(model, 40, is_final=True)
 
-    steps = [each.step for each in again.taken]
+    steps = [each.step for each in again.report.taken]
     assert steps == [5, *range(30, 65, 5), 40]
     assert len(set(steps)) == SHOWN_STEPS
-    assert again.taken[-1].is_final
+    assert again.report.taken[-1].is_final
     written = json.loads((job.output_dir("samples") / "samples.json").read_text())
     assert [each["step"] for each in written["samples"]] == steps
     assert (
@@ -263,7 +263,7 @@ def test_the_first_step_and_the_newest_stay_and_a_restart_writes_a_step_anew(mak
 def test_a_prompt_longer_than_the_model_reads_keeps_its_end(make_job, model):
     made = TextSampler(make_job(tiny_training()), GREEDY, word_tokenizer(512), [range(100)], 64)
     made.take(model, 5)
-    (found,) = made.taken
+    (found,) = made.report.taken
     assert found.prompt.split() == [f"w{at}" for at in range(37, 100)]
     assert len(found.continuation.split()) == 1
 

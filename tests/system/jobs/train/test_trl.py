@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -68,6 +69,8 @@ def records(name: str) -> list[dict[str, object]]:
             made.append({"messages": [_message("user", prompt), _message("assistant", good)]})
         elif name == "kto":
             made.append({"prompt": prompt, "completion": f" {good}", "label": number % 2 == 0})
+        elif name == "grpo":
+            made.append({"prompt": prompt, "answer": good})
         elif name == "reward":
             question = _message("user", prompt)
             answers = (_message("assistant", each) for each in (good, bad))
@@ -101,6 +104,7 @@ def model(host):
     for name in OBJECTIVES:
         lines = "".join(f"{json.dumps(each)}\n" for each in records(name))
         (folder.parent / f"{name}.jsonl").write_text(lines)
+    (folder.parent / "rewards.py").write_text(REWARDS)
     return FolderModel(path="tiny-llama")
 
 
@@ -118,7 +122,8 @@ def training(model: FolderModel, objective: str, **changes: object) -> TrainSpec
         "compute_dtype": "fp32",
         "seed": SEED,
     }
-    return TrainSpec.model_validate({**fields, **changes})
+    own = GRPO if objective == "grpo" else {}
+    return TrainSpec.model_validate({**fields, **own, **changes})
 
 
 def of_trl_itself(host, python: Path, objective: str, **more: object) -> list[float]:
@@ -132,7 +137,7 @@ def of_trl_itself(host, python: Path, objective: str, **more: object) -> list[fl
         "seed": SEED,
         "batch": BATCH,
         "learning_rate": RATE,
-        "max_length": LENGTH,
+        "lengths": {"max_length": LENGTH},
         **more,
     }
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -156,12 +161,37 @@ def check_equal(name: str, ours: list[float], theirs: list[float]) -> None:
 
 
 USUAL = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+# Rewards of random weights: the share of even tokens, which a policy learns within 20 steps.
+REWARDS = """
+def even(completions, completion_ids, **columns):
+    assert len(columns["answer"]) == len(completions)
+    return [sum(each % 2 == 0 for each in ids) / len(ids) for ids in completion_ids]
+"""
+GRPO = {
+    "micro_batch_size": 32,
+    "num_generations": 8,
+    "max_completion_length": 12,
+    "learning_rate": 1e-2,
+    "reward_functions": ({"path": "rewards.py", "function": "even"},),
+    "text_samples": {"every_steps": 10},
+}
 METRICS = {
     "next_token": ("entropy",),
     "dpo": (*USUAL, "logps/chosen", "logps/rejected"),
     "kto": ("kl", "rewards/chosen", "rewards/rejected", "logps/chosen"),
     "orpo": (*USUAL, "logps/chosen"),
     "reward": ("rewards/accuracies", "rewards/margins", "rewards/mean"),
+    "grpo": (
+        "reward",
+        "reward_std",
+        "rewards/even/mean",
+        "entropy",
+        "clip_ratio/region_mean",
+        "completions/mean_length",
+        "generation_seconds",
+        "reward_seconds",
+        "update_seconds",
+    ),
 }
 
 
@@ -176,13 +206,25 @@ def killed_and_resumed(host, spec: TrainSpec, name: str):
     return host.finish(folder, host.start(folder))
 
 
+def of_trl(host, python: Path, objective: str) -> list[float]:
+    """Return the losses of TRL's script with the options of ``training``."""
+    if objective != "grpo":
+        return of_trl_itself(host, python, objective)
+    lengths = {name: GRPO[name] for name in ("num_generations", "max_completion_length")}
+    return of_trl_itself(
+        host, python, objective, batch=GRPO["micro_batch_size"],
+        learning_rate=GRPO["learning_rate"], lengths=lengths,
+        rewards=str(host.path / "models" / "rewards.py"),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_losses_are_those_of_trls_own_script_killed_or_not(host, python, model, objective):
     spec = training(model, objective)
     job = host.run(f"trl-{objective}", spec)
 
     assert job.returncode == 0, job.stderr
-    check_equal(objective, job.metric("loss"), of_trl_itself(host, python, objective))
+    check_equal(objective, job.metric("loss"), of_trl(host, python, objective))
     for name in ("grad_norm", "learning_rate", "tokens_per_second", *METRICS[objective]):
         assert job.metric(name), name
     assert min(job.metric("tokens_per_second")) > 0
@@ -197,6 +239,24 @@ def test_the_losses_are_those_of_trls_own_script_killed_or_not(host, python, mod
     check_equal(f"{objective}, killed", losses, job.metric("loss"))
     assert "from the checkpoint at step" in resumed.bodies("result")[0]["notes"]["resumed"]
     assert same_weights(job.folder, resumed.folder)
+
+
+def test_rewards_rise_and_answers_are_shown_and_a_wrong_function_ends_the_job(host, python, model):
+    job = host.run("trl-rewarded", training(model, "grpo", lora=LoraOptions(rank=8, alpha=16)))
+
+    assert job.returncode == 0, job.stderr
+    rewards = job.metric("reward")
+    print(f"reward {rewards[0]:.2f} .. {rewards[-1]:.2f}")  # noqa: T201 - kept
+    assert job.measured["final_reward"] > statistics.fmean(rewards[:3]) + 0.1
+    shown = [body["facts"] for body in job.bodies("artefact") if body["name"] == "samples"][-1]
+    assert sorted({each["step"] for each in shown["samples"]}) == [1, 10, 20]
+    assert all(each["note"].startswith("reward 0.") for each in shown["samples"][:4])
+    wrong = host.path / "models" / "wrong.py"
+    wrong.write_text("def even(completions, **_): return [1.0]\n")
+    spec = training(model, "grpo", reward_functions=({"path": "wrong.py", "function": "even"},))
+    ended = host.run("trl-wrong-rewards", spec)
+    assert ended.returncode == 3
+    assert "reward function even: it returned 1 rewards for 32 completions" in ended.stderr
 
 
 def test_lora_has_the_losses_of_trls_own_script_and_its_model_is_evaluated(host, python, model):

@@ -1,4 +1,4 @@
-"""TRL's own scripts of five objectives, as its documentation writes them: python FILE ARGUMENTS.
+"""TRL's own scripts of six objectives, as its documentation writes them: python FILE ARGUMENTS.
 
 The arguments as JSON: model, data, objective, steps, seed and others of the config. The losses go
 to stdout as JSON.
@@ -6,6 +6,7 @@ to stdout as JSON.
 
 import importlib
 import json
+import runpy
 import sys
 
 # The libraries of TRL's environment, which this interpreter alone has.
@@ -18,6 +19,7 @@ PAIRS = {
     "kto": (trl.KTOTrainer, trl.KTOConfig),
     "orpo": (orpo.ORPOTrainer, orpo.ORPOConfig),
     "reward": (trl.RewardTrainer, trl.RewardConfig),
+    "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
 }
 
 
@@ -31,7 +33,7 @@ def main() -> None:
         seed=given["seed"],
         per_device_train_batch_size=given["batch"],
         learning_rate=given["learning_rate"],
-        max_length=given["max_length"],
+        **given["lengths"],
         logging_steps=1,
         bf16=False,
         use_cpu=True,
@@ -40,23 +42,25 @@ def main() -> None:
         save_strategy="no",
         disable_tqdm=True,
     )
-    lora = {}
+    own = {}
     if rank := given.get("lora_rank"):
         config = peft.LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        lora = {"peft_config": config}
+        own["peft_config"] = config
+    if path := given.get("rewards"):
+        own["reward_funcs"] = [runpy.run_path(path)["even"]]
     trainer = trainer_class(
         model=given["model"],
         args=args,
         train_dataset=datasets.load_dataset(
             "json", data_files=given["data"], split="train", cache_dir=given["output"]
         ),
-        **lora,
+        **own,
     )
     trainer.train()
     steps = [each for each in trainer.state.log_history if "loss" in each]
-    print(json.dumps({"losses": [each["loss"] for each in steps], "last": steps[-1]}))  # noqa: T201
+    print(json.dumps({"losses": [each["loss"] for each in steps], "steps": steps}))  # noqa: T201
 
 
 if __name__ == "__main__":
