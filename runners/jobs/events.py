@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Emitter:
         self._writer.start()
         self.dropped = 0
         self.meter: EnergyMeter | None = None  # the job's energy meter, if active
+        self.tracker: Emitter | None = None  # to which metrics and results go as well
+        self.before_close: Callable[[], None] | None = None
         self.notes: dict[str, str] = {}  # that every result of this process has
 
     @classmethod
@@ -115,6 +117,8 @@ class Emitter:
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Write the queued events; give up after ``timeout_seconds``."""
+        if self.before_close is not None:
+            self.before_close()
         try:
             self._lines.put(None, timeout=timeout_seconds)
         except queue.Full:
@@ -122,6 +126,8 @@ class Emitter:
         self._writer.join(timeout_seconds)
 
     def _send(self, kind: EventKind, body: BaseModel) -> None:
+        if self.tracker is not None and kind in {"metric", "result"}:
+            self.tracker._send(kind, body)  # noqa: SLF001 - of this very class
         if self._closed_pipe.is_set():
             return
         droppable = kind in ("metric", "progress")

@@ -1,6 +1,7 @@
 """Start a job in a named environment; the arguments are its name, the job's module, its folder.
 
-A missing environment is built first, as a phase of the job with progress. Then this process
+Several names are separated by commas: the job starts in the first and uses the others. A missing
+environment is built first, as a phase of the job with progress. Then this process
 execs the job with the environment's interpreter and keeps its pid for the supervisor.
 """
 
@@ -13,6 +14,7 @@ from runners.environments.builder import BuildError, PinsError, Step, Store, ens
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import EXIT_BAD_INPUT, HOST_DIR_VARIABLE
 from runners.shared.config import HostDir
+from runners.shared.messages import MAIN
 from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 
 TERMINATED = 143
@@ -22,10 +24,14 @@ STARTING = "Starting the job's program"
 def prepare_environment(store: Store, name: str) -> Path:
     """Return an environment's interpreter; build it if missing and protect it from removal.
 
+    The agent's own is always there.
+
     Raises:
         BuildError: the environment cannot be built.
         PinsError: there is no such environment on this host.
     """
+    if name == MAIN:
+        return Path(sys.executable)
     store.hold(name)  # until this process ends, also after exec
     pins = store.pins(name)
     if not store.is_ready(pins):
@@ -50,7 +56,8 @@ def main() -> None:
     name, module, folder = sys.argv[1:]
     host_dir = os.environ.get(HOST_DIR_VARIABLE) or str(Path(folder).parent.parent)
     try:
-        python = prepare_environment(Store(HostDir(Path(host_dir))), name)
+        store = Store(HostDir(Path(host_dir)))
+        python, *_others = [prepare_environment(store, each) for each in name.split(",")]
     except (BuildError, PinsError) as error:
         sys.stderr.write(f"{ENVIRONMENT_NOT_BUILT}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)

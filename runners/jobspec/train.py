@@ -46,6 +46,7 @@ from runners.jobspec.objectives import (
     TrainEngine,
 )
 from runners.jobspec.rewards import MOST_REWARDS, RewardFunction
+from runners.jobspec.trackers import TrackerOptions
 
 # Memory options of a training: recomputation, offload, optimiser.
 
@@ -454,6 +455,7 @@ class TrainSpec(TrainingMemory):
     ``max_prompt_length``, by default what ``sequence_length`` leaves, are left out. A batch of
     answers is scored within ``reward_timeout_seconds`` by a process of ``reward_memory_gib``.
     ``text_samples`` then shows answers of the training itself.
+    ``tracker``: where metrics are written besides the site.
     Without ``keeps_model`` it measures speed and memory alone: it neither evaluates nor saves.
     """
 
@@ -497,6 +499,7 @@ class TrainSpec(TrainingMemory):
     keep_best: bool = True
     text_samples: TextSamples | None = None
     keeps_model: bool = True
+    tracker: TrackerOptions | None = None
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 

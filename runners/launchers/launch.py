@@ -268,11 +268,17 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
             Reason.VERSION_INCOMPATIBLE,
             f"this host runs {known}, not {spec.kind}; update its software",
         )
-    engine, environment = engine_of(_named(spec)), environment_of(_named(spec))
-    if environment != MAIN:
-        start = [sys.executable, "-m", "runners.jobs.in_environment", environment]
+    engine, environments = engine_of(_named(spec)), environments_of(spec)
+    if environments != [MAIN]:
+        start = [sys.executable, "-m", "runners.jobs.in_environment", ",".join(environments)]
         return [*start, engine.module if engine else kind.module, str(folder)]
     return [sys.executable, "-m", kind.module, str(folder)]
+
+
+def environments_of(spec: JobSpec) -> list[str]:
+    """Return the environment that a job starts in, and those of which it starts processes."""
+    tracker = [spec.tracker.name] if isinstance(spec, TrainSpec) and spec.tracker else []
+    return [environment_of(_named(spec)), *tracker]
 
 
 def _named(spec: JobSpec) -> dict[str, object]:
@@ -284,7 +290,7 @@ def inherited_variables(spec: JobSpec) -> list[str]:
 
     They are pip's if it may build an environment, and the hub's if it may download something.
     """
-    pip = pip_variables() if environment_of(_named(spec)) != MAIN else ()
+    pip = pip_variables() if environments_of(spec) != [MAIN] else ()
     return sorted({*pip, *(HUB_VARIABLES if hub_references(spec) else ())})
 
 

@@ -4,6 +4,7 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.workload import AWAY_TITLES
 from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
 from runners.jobspec.engines import has_feature
+from runners.jobspec.trackers import TrackerOptions
 from runners.plans.compression_spec import compress_spec
 from runners.plans.document import PlanDocument
 from runners.plans.engine_choice import check_engine, trains_by_trl, work_of
@@ -18,7 +19,7 @@ from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.model_checks import check_model, needs_weights
 from runners.plans.pins import FIELD_TITLES
-from runners.plans.refusals import DraftProblem
+from runners.plans.refusals import DraftProblem, validated
 from runners.plans.serving_spec import benchmark_spec, check_host, endpoint_spec, engine_spread
 from runners.plans.speculative_decoding import with_draft
 from runners.plans.spread import Spread, policy_of, processes_of, spread_of
@@ -49,12 +50,29 @@ def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSp
     policy = policy_of(document.hardware, spread, processes)
     if isinstance(spec, TrainSpec) and isinstance(document.workload, TrainingData):
         fields = data_and_parallel_fields(spec, policy, processes, document.workload, case.uploads)
-        spec = spec.model_copy(update=fields)
+        spec = spec.model_copy(update={**fields, "tracker": _tracker(launch)})
     if isinstance(spec, GenerateSpec):
         spec = with_chained_stages(spec, policy)
         spec = with_draft(spec, case.draft_models, launch.draft_model)
         spec = with_adapters(spec, case.adapters, launch.adapter)
     return spec.model_copy(update={"secrets": tuple(launch.secrets)})
+
+
+def _tracker(launch: Launch) -> TrackerOptions | None:
+    """Return where a training's metrics are written besides the site.
+
+    Raises:
+        DraftProblem: the tracker's address or names are none.
+    """
+    if launch.tracker is None:
+        return None
+    fields = {
+        "name": launch.tracker,
+        "project": launch.tracker_project or "slipway",
+        "run_name": launch.tracker_run,
+        "url": launch.tracker_url,
+    }
+    return validated(TrackerOptions, fields, "The tracker cannot be used", "tracker_url")
 
 
 def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy) -> Spread:

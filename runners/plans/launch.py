@@ -17,6 +17,7 @@ from runners.jobspec.engines import (
     titles,
     with_feature,
 )
+from runners.jobspec.trackers import TRACKERS, TrackerName
 from runners.plans.fields import Part, field
 
 Run = Literal["job", "endpoint", "load"]
@@ -105,6 +106,23 @@ class Launch(Part):
         "Secrets for the job",
         "Names of the team's secrets",
         max_length=MAX_SECRETS,
+    )
+    tracker: TrackerName | None = field(
+        None,
+        "Experiment tracker",
+        "Of a training: its metrics are also written by the tracker's own library, which the host "
+        "fetches into an environment of its own. A key is a secret of the team that the job gets: "
+        f"{' or '.join(each.secret for each in TRACKERS.values() if each.secret)}",
+        choices={None: "None", **{name: each.title for name, each in TRACKERS.items()}},
+    )
+    tracker_project: str = field("slipway", "Project", "Of the tracker", max_length=120)
+    tracker_run: str = field("", "Run name", "Of the tracker; empty: the job's id", max_length=120)
+    tracker_url: str = field(
+        "",
+        "Tracker's address",
+        "Of an MLflow server, without which files of the job are written, or of a Weights & "
+        "Biases server other than its own; without its key it writes files, too",
+        max_length=500,
     )
     weights: Literal["published", "random"] = field(
         "published",
@@ -220,6 +238,9 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),
     "profile": ("job",),
+    **dict.fromkeys(
+        ("tracker", "tracker_project", "tracker_run", "tracker_url"), ("finetune", "pretrain")
+    ),
     **dict.fromkeys(("arrivals", "levels", "max_search_seconds", "points"), ("load",)),
     **dict.fromkeys(("requests_per_repetition", "repetitions"), ("load",)),
 }

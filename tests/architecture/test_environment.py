@@ -53,6 +53,11 @@ EXCEPTIONS = {
     },
     "runners/jobs/in_environment.py": {"HOST_DIR_VARIABLE", "variable"},
     "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
+    "runners/jobs/tracking.py": {"DIRECTORY_VARIABLE", "RANK", "name"},
+    "runners/jobs/tracker_program.py": {
+        "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR", "WANDB_API_KEY", "asked.pop('secrets')",
+    },
+    "runners/jobs/train/trl/rewards.py": {"name"},
     "runners/jobs/ranks.py": {"TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE"},
     "runners/jobs/serve/sglang/server.py": {"KEY"},
     "runners/jobs/serve/llamacpp/arguments.py": {"name"},  # which it takes away

@@ -705,6 +705,9 @@ def launch_of_job(job: Job) -> Launch:
             launch.repetitions = load.repetitions
     elif isinstance(spec, GenerateSpec):
         _read_generation(launch, spec, job)
+    elif isinstance(spec, TrainSpec) and (tracker := spec.tracker):
+        launch.tracker, launch.tracker_project = tracker.name, tracker.project
+        launch.tracker_run, launch.tracker_url = tracker.run_name, tracker.url
     return launch
 
 

@@ -66,6 +66,7 @@ from webapp.jobs.samples import samples_of
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.startup import startup_of
 from webapp.jobs.stored_files import stored_of_job
+from webapp.jobs.tracking import tracked_run
 from webapp.jobs.waiting import scheduler_words, waiting_sentence
 from webapp.live.stream import live_context, page_or_regions
 from webapp.metrics.store import FOREVER_MS
@@ -258,6 +259,7 @@ def overview_context(job: Job) -> dict[str, Any]:
     drawn = draw(job, job_figures)
     taught = calibration_effect_of(job)
     said = outcome_words(job_figures, taught.why_not if taught else None)
+    artefacts = artefact_context(job)
     return {
         "outcome_words": said if job.ended_at else "",
         "charts": drawn,
@@ -274,10 +276,11 @@ def overview_context(job: Job) -> dict[str, Any]:
         "tasks": task_rows(job),
         "samples": samples_of(job),
         "mixture": mixture_of(job),
+        "tracked": tracked_run(artefacts["artefacts"]),
         "harness": job.result.get("notes", {}).get("tasks", ""),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,
-        **artefact_context(job),
+        **artefacts,
         "models": models_of(job),
         "taught": taught,
         **log_context(log_lines(attempt, limit=OVERVIEW_LOG_LINES)),

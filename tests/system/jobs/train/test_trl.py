@@ -242,14 +242,14 @@ def test_the_losses_are_those_of_trls_own_script_killed_or_not(host, python, mod
 
 
 def test_rewards_rise_and_answers_are_shown_and_a_wrong_function_ends_the_job(host, python, model):
-    job = host.run("trl-rewarded", training(model, "grpo", lora=LoraOptions(rank=8, alpha=16)))
+    job = host.run("trl-rewarded", training(model, "grpo", max_steps=30))
 
     assert job.returncode == 0, job.stderr
     rewards = job.metric("reward")
     print(f"reward {rewards[0]:.2f} .. {rewards[-1]:.2f}")  # noqa: T201 - kept
-    assert job.measured["final_reward"] > statistics.fmean(rewards[:3]) + 0.1
+    assert job.measured["final_reward"] > statistics.fmean(rewards[:3]) + 0.2
     shown = [body["facts"] for body in job.bodies("artefact") if body["name"] == "samples"][-1]
-    assert sorted({each["step"] for each in shown["samples"]}) == [1, 10, 20]
+    assert sorted({each["step"] for each in shown["samples"]}) == [1, 10, 20, 30]
     assert all(each["note"].startswith("reward 0.") for each in shown["samples"][:4])
     wrong = host.path / "models" / "wrong.py"
     wrong.write_text("def even(completions, **_): return [1.0]\n")
