@@ -13,6 +13,7 @@ from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest, PlannedStrategy
 from planner.specs.model import ModelSpec
+from planner.specs.units import HOUR
 from planner.specs.workload import (
     GenerateWorkload,
     OffloadSpec,
@@ -349,13 +350,30 @@ def prediction_line(case: ExportCase) -> str:
     return "; ".join([*figures, f"peak {peak} of {limit} per device"])
 
 
+Notes = tuple[str, ...]
+
+
+def failure_lines(case: ExportCase) -> Notes:
+    """Return what failures cost a long training and the save interval to set, for a header."""
+    found = case.plan.reliability
+    if found is None:
+        return ()
+    mtbf, wall = found.mean_time_between_failures_seconds / HOUR, found.wall_seconds / HOUR
+    low, high = (end / HOUR for end in found.wall_interval)
+    every = f"{found.checkpoint_interval_steps} steps ({found.checkpoint_interval_seconds:.0f} s)"
+    bounds = f"80 %: {low:.4g} to {high:.4g}"
+    return (
+        f"failures: 1 in {mtbf:.3g} h, goodput {found.goodput_ratio:.1%}, {wall:.4g} h ({bounds})",
+        f"save a checkpoint every {every}",
+    )
+
+
 def _bounds(claim: JsonObject) -> str:
     if claim["low"] is None:
         return ""
     return f" (80 %: {claim['low']:.4g} to {claim['high']:.4g})"
 
 
-Notes = tuple[str, ...]
 LINE_CHARACTERS = 96
 PLAIN = r"[\w+=:,./-]*"
 OWN_VARIABLE = re.compile(rf"{PLAIN}(?:\$(?:MASTER_ADDR|NODE_RANK|@){PLAIN})+", re.ASCII)
@@ -402,6 +420,7 @@ class Format:
         lines = [
             f"{case.model} on {used}, planned for {case.plan.engine}",
             f"predicted: {prediction_line(case)}",
+            *failure_lines(case),
             *(f"note: {note}" for note in notes),
         ]
         return with_header(body, lines, self.comment)

@@ -226,7 +226,9 @@ def _directives(case: ExportCase) -> list[str]:
     lines.append("exclusive")
     seconds = case.plan.performance.duration_seconds
     if is_training(case) and seconds:
-        high = case.plan.interval.get("duration_seconds", (seconds, seconds))[1]
+        found = case.plan.reliability
+        duration = case.plan.interval.get("duration_seconds", (seconds, seconds))
+        high = found.wall_interval[1] if found else duration[1]
         lines.append(f"time={_limit(high * MARGIN)}")
     return lines
 

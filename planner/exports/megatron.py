@@ -320,6 +320,8 @@ def _memory(case: ExportCase) -> list[str]:
         flags += ["--cpu-offloading-num-layers", str(moved)]
     if strategy.gradient_dtype == "bf16":
         flags.append("--grad-reduce-in-bf16")
+    if (found := case.plan.reliability) is not None:
+        flags += ["--save", "checkpoints", "--save-interval", str(found.checkpoint_interval_steps)]
     return flags
 
 

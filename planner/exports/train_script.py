@@ -399,6 +399,10 @@ def _settings(case: ExportCase) -> list[str]:
     ]
     if workload.method != "pretrain":  # from the weights in hf_assets_path
         lines += ["checkpoint.enable = True", "checkpoint.initial_load_in_hf = True"]
+    if (found := case.plan.reliability) is not None:
+        pretrains = workload.method == "pretrain"
+        lines += ["checkpoint.enable = True"] if pretrains else []
+        lines.append(f"checkpoint.interval = {found.checkpoint_interval_steps}")
     if case.offload.optimizer == "cpu" or case.offload.weights_cpu:
         lines.append("training.enable_cpu_offload = True")
     if case.size("pipeline") > 1 or case.size("expert") > 1:

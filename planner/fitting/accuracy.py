@@ -12,7 +12,7 @@ from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
 from planner.cost.training import lora_parameters, sharded_state_bytes
 from planner.cost.weights import element_bytes
-from planner.fitting import generation_peaks, on_policy, tails, unfitted
+from planner.fitting import generation_peaks, long_runs, on_policy, tails, unfitted
 from planner.fitting.decode_fitting import fitted_here, stream_cases
 from planner.fitting.evidence import (
     HARNESSES,
@@ -723,6 +723,7 @@ def accuracy_page() -> str:
         unfitted.section(),
         tails.section(),
         on_policy.section(),
+        long_runs.section(),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),

@@ -247,6 +247,11 @@ class ClusterSpec(SparseSpec):
     disk_capacity_bytes: PositiveInt | None = Field(
         default=None, description="Capacity of the disk of a node"
     )
+    mean_time_between_failures_hours: PositiveFloat | None = Field(
+        default=None,
+        description="Mean time between failures of one device with its share of host and network; "
+        "without it the median of published trainings, if the run is long enough",
+    )
     grid_gco2_per_kwh: NonNegativeFloat | None = Field(
         default=None, description="CO2 of the electricity at the location, in grams"
     )

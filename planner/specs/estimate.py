@@ -257,6 +257,34 @@ class Quality(SparseSpec):
         return None if self.score_ratio is None else 1 - self.score_ratio[1]
 
 
+class Reliability(SparseSpec):
+    """What failures cost a training over many device hours; intervals are of 80 %.
+
+    ``checkpoint_seconds`` is how long a checkpoint stops the steps, ``checkpoint_write_seconds``
+    how long storage takes for it. ``goodput_ratio`` is the share of the wall time in which
+    training moves on: the rest goes to checkpoints, restarts and steps that are computed again.
+    """
+
+    mean_time_between_failures_seconds: float = Field(
+        description="Mean time between failures of the job, on all its devices"
+    )
+    expected_failures: float = Field(description="Failures during the run, mean")
+    checkpoint_bytes: int = Field(description="Weights and optimiser states of a checkpoint")
+    checkpoint_seconds: float = Field(description="How long a checkpoint stops the steps")
+    checkpoint_write_seconds: float = Field(description="Time to write a checkpoint")
+    restart_seconds: float = Field(description="From a failure to the next step")
+    checkpoint_interval_seconds: float = Field(
+        description="Training time between checkpoints that loses least"
+    )
+    checkpoint_interval_steps: PositiveInt = Field(
+        description="Steps between checkpoints that lose least"
+    )
+    goodput_ratio: float = Field(description="Share of the wall time in which training moves on")
+    goodput_interval: Interval
+    wall_seconds: float = Field(description="Time of the run with its failures")
+    wall_interval: Interval
+
+
 class Estimate(SparseSpec):
     """The cost of one strategy, explained.
 
@@ -274,6 +302,7 @@ class Estimate(SparseSpec):
     bound_by: str
     time_breakdown_seconds: dict[str, dict[str, float]] = Field(default_factory=dict)
     quality: Quality | None = None
+    reliability: Reliability | None = None
     energy_joules_per_token: float | None = Field(default=None, description="Energy of a token")
     cost_usd_per_million_tokens: float | None = Field(
         default=None, description="Price of a million tokens"

@@ -440,6 +440,15 @@ class TrainWorkload(OnPolicyFields):
     time_budget_seconds: PositiveFloat | None = Field(
         default=None, description="Time of the run, whose tokens are the result"
     )
+    checkpoint_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="How long a checkpoint stops the steps; without it the time of its copy or "
+        "its writing",
+    )
+    restart_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="From a failure to the next step; without it the published median of 11 min",
+    )
 
     @model_serializer(mode="wrap")
     def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:

@@ -517,26 +517,40 @@ def device_copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload)
         return 0.0
     layout = setting.layout
     return _copy_bytes(
-        setting, ledger, workload, where(_is_sharded(layout), 1 / layout.devices, 1.0)
+        setting, ledger, workload, where(is_sharded(layout), 1 / layout.devices, 1.0)
     )
 
 
 def _copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload, parts: float) -> float:
+    line = setting.line("memory", "Checkpoint copy in host memory", key="checkpoint_copy")
+    gathered = where(is_sharded(setting.layout), 1.0, 0.0)
+    return checkpoint_bytes(setting, ledger, workload, line, parts, gathered)
+
+
+def checkpoint_bytes(
+    setting: Setting,
+    ledger: Ledger,
+    workload: TrainWorkload,
+    line: Line,
+    parts: float = 1.0,
+    gathered: float = 0.0,
+) -> float:
+    """Return the bytes of a checkpoint, or of copies for one: trained weights and their states."""
     adapts = workload.method in ADAPTER_METHODS
     adapter_bytes = element_bytes(setting.engine.adapter_dtype)
     return ledger.term(
         checkpoint_copy_bytes,
-        setting.line("memory", "Checkpoint copy in host memory", key="checkpoint_copy"),
+        line,
         parameters=trained_parameters(setting, workload),
         weight_bytes_per_element=adapter_bytes if adapts else setting.weight_element_bytes,
         state_bytes_per_element=state_bytes_each(setting, workload)
         - setting.engine.extra_state_bytes,
         parts_share=parts,
-        gathered_share=where(_is_sharded(setting.layout), 1.0, 0.0),
+        gathered_share=gathered,
     )
 
 
-def _is_sharded(layout: Layout) -> Flag:
+def is_sharded(layout: Layout) -> Flag:
     """Return whether states are sharded, so that the first rank gathers them."""
     split = either(layout.devices != layout.data, layout.expert > 1)
     return either(split, layout.zero_stage > 0)

@@ -46,6 +46,7 @@ from planner.workload.disaggregate import (
 )
 from planner.workload.generate import batch_limit, fits_one_request, max_concurrency
 from planner.workload.inference_memory import default_requests
+from planner.workload.long_run import reliability
 from planner.workload.mixed_steps import uncached_prompt
 from planner.workload.on_policy import on_policy_fits, train_on_policy
 from planner.workload.outcome import (
@@ -544,20 +545,15 @@ class Costing:
         costs = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
         memory = _memory_result(setting, outcome)
         confidence = _lowest_confidence(setting, outcome)
+        queued = isinstance(setting.workload, ServeWorkload)
+        intervals = intervals_of(confidence, outcome.performance, memory, queued=queued)
         return Estimate(
             id=self.id,
             fits=outcome.fits,
             memory=memory,
             performance=outcome.performance,
-            interval={
-                **intervals_of(
-                    confidence,
-                    outcome.performance,
-                    memory,
-                    queued=isinstance(setting.workload, ServeWorkload),
-                ),
-                **costs.intervals,
-            },
+            reliability=reliability(setting, outcome, ledger, intervals),
+            interval={**intervals, **costs.intervals},
             error_class=confidence.error_class,
             bound_by=outcome.bound_by,
             time_breakdown_seconds={

@@ -71,6 +71,13 @@ FIGURES = {
     ),
     "compress": (("duration_seconds", "Time"),),
 }
+# Of a long training: what failures cost it.
+OF_FAILURES = (
+    ("mean_time_between_failures_seconds", "Time between failures"),
+    ("checkpoint_interval_seconds", "Checkpoint every"),
+    ("goodput_ratio", "Goodput"),
+    ("wall_seconds", "Time with failures"),
+)
 # Figures of the comparison: the first of them that the plans have.
 COMPARED = {
     "serve": ("tokens_per_second", "ttft_p95_seconds", "ttft_seconds", "tpot_seconds"),
@@ -284,6 +291,16 @@ def figure_rows(plan: PlannedStrategy, kind: str) -> Iterator[FigureRow]:
         value = getattr(plan.performance, name)
         if value is not None:
             yield FigureRow(label, shown(name, value), _interval(plan, name), modelled)
+    if (found := plan.reliability) is not None:
+        steps = counted(found.checkpoint_interval_steps, "step")
+        bounds = {
+            "checkpoint_interval_seconds": steps,
+            "goodput_ratio": between(*(percent(end) for end in found.goodput_interval)),
+            "wall_seconds": between(*(seconds(end) for end in found.wall_interval)),
+        }
+        for name, label in OF_FAILURES:
+            value = shown(name, getattr(found, name))
+            yield FigureRow(label, value, bounds.get(name, ""), modelled)
     memory = plan.memory
     peak = between(
         binary_size(memory.per_device_peak_bytes), binary_size(memory.capacity_bytes), " of "

@@ -138,8 +138,11 @@ def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]
     steps = round(values.tokens / (batch * values.sequence_length)) if values.tokens else None
     compute = best.strategy.compute_dtype
     planned = best.strategy.offload or OffloadSpec()
+    found = best.reliability
+    saves = {"checkpoint_every_seconds": found.checkpoint_interval_seconds} if found else {}
     return {
         **own,
+        **saves,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": max(1, batch // micro),
         "max_steps": max(1, steps) if steps is not None else None,

@@ -9,7 +9,7 @@ import pytest
 from planner.catalog.engines import factor_of, published_times, spread_of
 from planner.catalog.reading import data_json
 from planner.cost.weights import RECIPES, column_seconds, tuning_seconds
-from planner.fitting import accuracy, on_policy, tails, unfitted
+from planner.fitting import accuracy, long_runs, on_policy, tails, unfitted
 from planner.fitting.accuracy import (
     accuracy_page,
     bits_example,
@@ -51,6 +51,7 @@ SECTIONS = (
     goals, errors, layouts, picture_section, throughput_section, published_section, flexgen_table,
     training_offload_table, compression_section, section, unfitted.section, tails.section,
     on_policy.section,
+    long_runs.section,
 )  # fmt: skip
 FITTED = {
     "Training step, fitted": lambda: accuracy._errors(table("training"), "step_seconds"),

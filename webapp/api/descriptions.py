@@ -61,6 +61,7 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
         "disk_bandwidth_bytes_per_second": "Of one machine's disk; left out: not known",
         "disk_capacity_bytes": "Free on one machine's disk; left out: not known",
         "grid_gco2_per_kwh": "Grams of CO₂ per kWh at the location; left out: not known",
+        "mean_time_between_failures_hours": "Of one device; left out: the published median",
         "electricity_usd_per_kwh": "US dollars per kWh at the location; left out: not known",
     },
     "NodeGroup": {
@@ -126,6 +127,8 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
         "optimizer": "Left out: AdamW",
         "tokens": "Tokens to train on; left out: one step is costed",
         "padding_ratio": "Padding in a batch, from 0 to below 1",
+        "checkpoint_seconds": "How long a checkpoint stops the steps; left out: by its size",
+        "restart_seconds": "From a failure to the next step; left out: 660",
         "document_tokens": "Mean document of a packed row, weighted by tokens",
         "length_schedule": "Pairs of a row's tokens and the share of tokens; shares add up to 1",
         "time_budget_seconds": "Time that is given; the tokens are then the result",

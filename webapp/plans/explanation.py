@@ -52,6 +52,7 @@ GROUP_WORDS = {
     "quality": "Quality",
     "cost": "Cost",
     "energy": "Energy",
+    "failures": "Failures and checkpoints",
 }
 
 

@@ -449,6 +449,9 @@ GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("tokens_per_second", "Speed", "tokens_per_second"),
         ("step_seconds", "One step", "seconds"),
         ("duration_seconds", "The whole run", "seconds"),
+        ("wall_seconds", "With its failures", "seconds"),
+        ("goodput_ratio", "Goodput", "share"),
+        ("checkpoint_interval_seconds", "Checkpoint every", "seconds"),
         ("run_cost_usd", "Cost of the run", "usd"),
         ("mfu", "Model FLOP utilisation", "share"),
         ("cost_usd_per_million_tokens", "Cost, all GPUs", "usd_per_million_tokens"),
@@ -532,12 +535,30 @@ def _perplexity(estimate: Estimate) -> Value | None:
     return (ratio[1], ratio[0], ratio[2]) if ratio else None
 
 
+def _wall(estimate: Estimate) -> Value | None:
+    found = estimate.reliability
+    return (found.wall_seconds, *found.wall_interval) if found else None
+
+
+def _goodput(estimate: Estimate) -> Value | None:
+    found = estimate.reliability
+    return (found.goodput_ratio, *found.goodput_interval) if found else None
+
+
+def _checkpoint_interval(estimate: Estimate) -> Value | None:
+    found = estimate.reliability
+    return (found.checkpoint_interval_seconds, None, None) if found else None
+
+
 SPECIAL_FIGURES: dict[str, Callable[[Estimate], Value | None]] = {
     "tokens_per_second_per_person": _per_person,
     "peak_memory_bytes": _peak_memory,
     "written_weights_bytes": _written_weights,
     "scratch_bytes": _scratch,
     "perplexity_ratio": _perplexity,
+    "wall_seconds": _wall,
+    "goodput_ratio": _goodput,
+    "checkpoint_interval_seconds": _checkpoint_interval,
 }
 
 

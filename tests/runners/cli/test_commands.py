@@ -68,6 +68,20 @@ def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_ass
     assert done.err == ""
 
 
+def test_a_long_training_says_what_failures_cost_and_takes_what_is_stated(slipway):
+    asked = ("plan", "train", "llama-3.1-8b", "--on", "8xh100", "--tokens", "1B")
+    stated = ("--set", "cluster.mean_time_between_failures_hours=2000")
+    for more, shown in (((), False), (stated, True)):
+        told = slipway(*asked, *more).out
+        for line in (
+            r"^Time between failures +(250 h|10\.4 days)",  # of eight devices
+            r"^Checkpoint every +[\d.]+ \w+ +[\d,]+ steps",
+            r"^Goodput +9[\d.]+ ?% +9[\d.]+",
+            r"^Time with failures +",
+        ):
+            assert bool(re.search(line, told, re.MULTILINE)) == shown, (line, told)
+
+
 def test_what_lies_in_host_memory_is_told_with_its_share_and_reason(slipway):
     for arguments, told in (
         (

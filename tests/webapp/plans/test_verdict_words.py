@@ -491,3 +491,20 @@ def test_without_a_request_or_where_any_checkpoint_is_converted_nothing_is_said(
     assert "checkpoint" not in " ".join(row.why for row in comparison(answer, document_of()))
     stored = dense.model_copy(update={"request": None})
     assert verdict_of(stored, document_of()).start == ""
+
+
+def test_a_long_training_shows_its_wall_time_goodput_and_checkpoint_interval():
+    work = {"kind": "train", "method": "pretrain", "sequence_length": 4096}
+    asked = {"cluster": NODE | {"nodes": 8}, "pins": {"tensor_parallel_size": 1}, "top": 1}
+    for tokens, shown in ((10**12, True), (10**8, False)):
+        workload = work | {"global_batch_size": 512, "tokens": tokens}
+        best = answer_of(workload=workload, **asked).plans[0]
+        figures = {each.label: each for each in estimate_figures(best, document_of("pretrain"))}
+        assert ("With its failures" in figures) == shown, tokens
+        if shown:
+            found = best.reliability
+            wall, goodput = figures["With its failures"], figures["Goodput"]
+            assert (wall.low, wall.high) == found.wall_interval
+            assert wall.value > figures["The whole run"].value
+            assert goodput.value == found.goodput_ratio < 1
+            assert figures["Checkpoint every"].value == found.checkpoint_interval_seconds

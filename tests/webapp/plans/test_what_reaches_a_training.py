@@ -105,7 +105,9 @@ def spec_for(document, **sizes) -> TrainSpec:
     copies = sizes.get("data_parallel_size", 1)
     batch = document.workload.global_batch_size
     strategy = Strategy(micro_batch_size=batch // copies, **sizes)
-    best = SimpleNamespace(strategy=strategy, memory=SimpleNamespace(per_stage_layers=None))
+    best = SimpleNamespace(
+        strategy=strategy, memory=SimpleNamespace(per_stage_layers=None), reliability=None
+    )
     is_encoder = document.workload.method == "classification"
     shape = SimpleNamespace(is_encoder=is_encoder)
     return train_spec(document.workload, FolderModel(path="model"), best, shape)
