@@ -105,6 +105,10 @@ OPTIONS = (
     FieldOption(("--name",), "name"),
     FieldOption(("--hours",), "max_duration_seconds"),
     FieldOption(("--secret",), "secrets"),
+    FieldOption(("--partition",), "partition"),
+    FieldOption(("--account",), "account"),
+    FieldOption(("--qos",), "qos"),
+    FieldOption(("--reservation",), "reservation"),
     FieldOption(("--engine-args",), "engine_args"),
 )
 

@@ -17,7 +17,7 @@ import psutil
 from planner.specs.units import GIB
 from runners.devices import amd, nvidia, other, topology
 from runners.jobspec.engines import ENGINE_PACKAGES
-from runners.launchers import kubernetes, slurm_commands
+from runners.launchers import kubernetes, slurm_facts
 from runners.shared import machine
 from runners.shared.addresses import own_addresses
 from runners.shared.config import HostConfig
@@ -83,7 +83,7 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
 
 def _scheduler(config: HostConfig) -> SchedulerFacts | None:
     if config.slurm:
-        return slurm_commands.scheduler_facts(config.slurm)
+        return slurm_facts.scheduler_facts(config.slurm)
     return kubernetes.scheduler_facts(config.kubernetes) if config.kubernetes else None
 
 

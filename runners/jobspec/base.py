@@ -5,7 +5,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -60,10 +60,20 @@ class JobDocument(BaseModel):
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")]
 
 
+SchedulerOption = Literal["account", "partition", "qos", "reservation"]
+SCHEDULER_OPTIONS: tuple[SchedulerOption, ...] = get_args(SchedulerOption)
+SchedulerValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@+-]{1,100}$")]
+
+
 class RunDocument(JobDocument):
-    """Fields of every job kind; ``secrets`` are names, the values arrive with the claim."""
+    """Fields of every job kind; ``secrets`` are names, the values arrive with the claim.
+
+    ``scheduler_options`` are what this job asks of its host's scheduler, in place of the host's
+    own options.
+    """
 
     secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
+    scheduler_options: dict[SchedulerOption, SchedulerValue] = Field(default_factory=dict)
 
 
 class ResumableDocument(RunDocument):

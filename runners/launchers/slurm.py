@@ -97,8 +97,9 @@ class SlurmLauncher(SchedulerLauncher):
         script = folder.path / SCRIPT
         script.write_text(render_script(folder))
         document = child.read_json(folder.path / child.LAUNCH) or {}
+        request = folder.request()
         options = [
-            *self._config.argv(),
+            *self._config.argv(request.spec.scheduler_options if request else None),
             f"--job-name={self.job_name(folder)}",
             f"--chdir={folder.path}",
             "--output=slurm.out",

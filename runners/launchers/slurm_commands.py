@@ -1,15 +1,16 @@
 """Runs Slurm's command-line programs with a timeout, and parses their output."""
 
 import getpass
+import json
+import logging
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runners.launchers.scheduler import Phase, SchedulerError, SchedulerUnreachableError
-from runners.shared.facts import PartitionFacts, SchedulerFacts, SlurmConfig
 from runners.shared.log_text import last_line, lines_of, shortened
 
 TIMEOUT_SECONDS = 20.0
@@ -22,6 +23,9 @@ UNREACHABLE_MESSAGES = (
     "zero bytes were transmitted", "i/o error", "temporarily", "slurm backup controller",
     "protocol authentication error", "munge", "configuration source",
 )  # fmt: skip
+
+
+log = logging.getLogger(__name__)
 
 
 class SlurmError(SchedulerError):
@@ -166,8 +170,81 @@ def queue() -> list[SlurmJob]:
     Raises:
         SlurmError: there is no answer.
     """
-    user = f"--user={getpass.getuser()}"
-    return read_queue(run("squeue", "--noheader", "--states=all", user, "--format=%i|%T|%r|%N|%j"))
+    name = getpass.getuser()
+    asked = ("--states=all", f"--user={name}")
+    if document := _json("squeue", *asked):
+        own = read_json_queue(document, name)
+        if len(own) < len(document.get("jobs", ())):  # too much to ask for every few seconds
+            _without_json.add("squeue")
+        return own
+    return read_queue(run("squeue", "--noheader", *asked, "--format=%i|%T|%r|%N|%j"))
+
+
+_without_json: set[str] = set()  # programs of the installed release
+
+
+def _json(program: str, *arguments: str) -> dict[str, Any] | None:
+    """Return a program's answer as JSON, None of a release or a build that has none.
+
+    Raises:
+        SlurmUnreachableError: Slurm does not answer.
+    """
+    if program in _without_json:
+        return None
+    try:
+        document = json.loads(run(program, "--json", *arguments))
+    except SlurmUnreachableError:
+        raise
+    except (SlurmError, ValueError) as error:
+        log.info("%s has no JSON here: %s", program, error)
+        _without_json.add(program)
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def read_json_queue(document: Mapping[str, Any], user: str) -> list[SlurmJob]:
+    """Return a user's jobs of ``squeue --json``, which lists everybody's before Slurm 23.02.
+
+    Later releases write a state as a list of its flags, and numbers with whether they are set.
+    """
+    return [
+        SlurmJob(
+            str(_plain_number(job["job_id"])),
+            _first(job["job_state"]),
+            _plain(str(job.get("state_reason") or "")),
+            str(job.get("name") or ""),
+            str(job.get("nodes") or ""),
+        )
+        for job in document.get("jobs", ())
+        if job.get("user_name", user) == user
+    ]
+
+
+def read_json_accounting(document: Mapping[str, Any]) -> SlurmJob | None:
+    """Return the last job of ``sacct --json``: a requeued job is listed once per run."""
+    jobs = document.get("jobs") or [None]
+    if (job := jobs[-1]) is None:
+        return None
+    code = job.get("exit_code") or {}
+    returned = _plain_number(code.get("return_code") or 0)
+    signalled = _plain_number((code.get("signal") or {}).get("signal_id") or 0)
+    return SlurmJob(
+        str(_plain_number(job["job_id"])),
+        _first((job.get("state") or {}).get("current")),
+        f"{returned or 0}:{signalled or 0}",
+        str(job.get("name") or ""),
+        _plain(str(job.get("nodes") or "")),
+    )
+
+
+def _first(state: object) -> str:
+    """Return a state, or the first of its flags."""
+    return str(state[0] if isinstance(state, list) and state else state or "")
+
+
+def _plain_number(value: object) -> object:
+    """Return a number; later releases write ``{"set": ..., "infinite": ..., "number": ...}``."""
+    return value.get("number") if isinstance(value, dict) else value
 
 
 def read_queue(text: str) -> list[SlurmJob]:
@@ -192,6 +269,9 @@ def ended_job(job_id: str) -> SlurmJob | None:
         SlurmUnreachableError: Slurm does not answer.
     """
     try:
+        document = _json("sacct", "--allocations", f"--jobs={job_id}")
+        if document and (job := read_json_accounting(document)):
+            return job
         text = run(
             "sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}",
             "--format=JobID,State,ExitCode,NodeList,JobName",
@@ -268,25 +348,3 @@ def version() -> str:
         SlurmError: there is no answer.
     """
     return run("sinfo", "--version").strip().removeprefix("slurm ").removeprefix("slurm-wlm ")
-
-
-# The facts about its Slurm cluster that a host reports.
-
-
-MAX_PARTITIONS = 256
-
-
-def scheduler_facts(config: SlurmConfig) -> SchedulerFacts:
-    """Return the cluster's partitions and this host's job options; on failure the problem."""
-    facts = SchedulerFacts(
-        options=config.options,
-        time_limit_minutes=config.time_limit_minutes,
-        max_jobs=config.max_jobs,
-    )
-    try:
-        listed = partitions()
-        release = version()
-    except SlurmError as error:
-        return facts.model_copy(update={"problem": str(error)})
-    partition_facts = tuple(PartitionFacts(**each._asdict()) for each in listed[:MAX_PARTITIONS])
-    return facts.model_copy(update={"version": release, "partitions": partition_facts})

@@ -55,7 +55,8 @@ def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSp
         spec = with_chained_stages(spec, policy)
         spec = with_draft(spec, case.draft_models, launch.draft_model)
         spec = with_adapters(spec, case.adapters, launch.adapter)
-    return spec.model_copy(update={"secrets": tuple(launch.secrets)})
+    asked = {"secrets": tuple(launch.secrets), "scheduler_options": launch.scheduler_options}
+    return spec.model_copy(update=asked)
 
 
 def _tracker(launch: Launch) -> TrackerOptions | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from planner.specs.units import HOUR, MINUTE
-from runners.jobspec.base import NAME_LENGTH
+from runners.jobspec.base import NAME_LENGTH, SCHEDULER_OPTIONS, SchedulerOption
 from runners.jobspec.engine_args import MOST_WORDS, Word, engines_with_arguments
 from runners.jobspec.engines import (
     ENGINES,
@@ -59,6 +59,9 @@ def shell_words(value: object) -> object:
 EngineArgs = Annotated[
     list[Word], BeforeValidator(shell_words, json_schema_input_type=list[Word] | str)
 ]
+
+
+SchedulerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@+-]{0,100}$")]
 
 
 class Launch(Part):
@@ -123,6 +126,16 @@ class Launch(Part):
         "Of an MLflow server, without which files of the job are written, or of a Weights & "
         "Biases server other than its own; without its key it writes files, too",
         max_length=500,
+    )
+    partition: SchedulerName = field(
+        "", "Partition", "Of a host that submits to Slurm; empty: the host's own"
+    )
+    account: SchedulerName = field(
+        "", "Account", "Whom Slurm charges for the job; empty: the host's own"
+    )
+    qos: SchedulerName = field("", "QOS", "Quality of service in Slurm; empty: the host's own")
+    reservation: SchedulerName = field(
+        "", "Reservation", "Slurm's nodes that are kept for some users; empty: none"
     )
     weights: Literal["published", "random"] = field(
         "published",
@@ -227,6 +240,11 @@ class Launch(Part):
         ge=1,
         le=20,
     )
+
+    @property
+    def scheduler_options(self) -> dict[SchedulerOption, str]:
+        """Return what the job asks of its host's scheduler."""
+        return {name: value for name in SCHEDULER_OPTIONS if (value := getattr(self, name))}
 
 
 # What options of a launch are for: of a plan to serve its run, of another plan its goal.

@@ -3,6 +3,7 @@
 import argparse
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,6 +23,7 @@ from runners.jobspec.base import (
     Names,
     Port,
     Rate,
+    SchedulerOption,
     Seconds,
     Sentence,
     TimestampMs,
@@ -40,6 +42,19 @@ from runners.jobspec.base import (
 MAX_JOBS = 256  # in the scheduler at once; the server stores one device per job
 
 
+def gpus_of_gres(gres: str) -> int:
+    """Return how many GPUs a list of generic resources names.
+
+    >>> gpus_of_gres("tmpdisk:9,gpu:h100:4(S:0-1),gpu:2"), gpus_of_gres("gpu"), gpus_of_gres("")
+    (6, 1, 0)
+    """
+    plain = re.sub(r"\([^)]*\)", "", gres)  # which sockets they are on
+    named = [each.split(":") for each in plain.split(",")]
+    return sum(
+        int(words[-1]) if words[-1].isdigit() else 1 for words in named if words[0] == "gpu"
+    )
+
+
 class PartitionFacts(Message):
     """One partition of a cluster, or one kind of node in it."""
 
@@ -51,10 +66,42 @@ class PartitionFacts(Message):
     cpus_per_node: str = ""
     memory_mib: str = ""
     gres: str = ""
+    # From here on unknown to sites before 0.1's release: see BEFORE_VENDORS.
+    is_default: bool = False
+    max_nodes: PositiveInt | None = None  # of one job
+    accounts: tuple[Name, ...] = Field(default=(), max_length=256)  # empty: all
+    qos: tuple[Name, ...] = Field(default=(), max_length=256)  # empty: all
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs a node has, by its GRES."""
+        return gpus_of_gres(self.gres)
+
+
+class ReservationFacts(Message):
+    """Nodes that are kept for some users or accounts for a time, as Slurm writes the times."""
+
+    name: Name
+    starts: str = ""
+    ends: str = ""
+    partition: str = ""
+    nodes: str = ""
+
+
+class AccountFacts(Message):
+    """An account that the agent's user may charge, and the QOS that go with it."""
+
+    name: Name
+    partition: str = ""  # empty: every one
+    qos: tuple[Name, ...] = Field(default=(), max_length=256)
 
 
 class SchedulerFacts(Message):
-    """The scheduler of a host, its partitions and the options of the host's jobs."""
+    """The scheduler of a host, its partitions and the options of the host's jobs.
+
+    Without accounting Slurm names no accounts; ``unread`` then says which facts are missing, and
+    why.
+    """
 
     kind: Literal["slurm", "kubernetes"] = "slurm"
     version: str = ""
@@ -63,6 +110,9 @@ class SchedulerFacts(Message):
     max_jobs: PositiveInt = Field(le=MAX_JOBS)
     partitions: tuple[PartitionFacts, ...] = Field(default=(), max_length=256)
     problem: str = ""  # why it did not answer
+    reservations: tuple[ReservationFacts, ...] = Field(default=(), max_length=256)
+    accounts: tuple[AccountFacts, ...] = Field(default=(), max_length=256)
+    unread: tuple[Sentence, ...] = Field(default=(), max_length=16)
 
 
 # Limited to the lengths of the database columns; longer values are truncated, not rejected,
@@ -201,6 +251,12 @@ class HostFacts(Message):
 
 # What an agent leaves out for a site that refuses it, as pydantic's ``exclude``.
 BEFORE_VENDORS: dict[str, Any] = {
+    "scheduler": {
+        "reservations": True,
+        "accounts": True,
+        "unread": True,
+        "partitions": {"__all__": {"is_default", "max_nodes", "accounts", "qos"}},
+    },
     "rocm_version": True,
     "torch_rocm_version": True,
     "other_gpus": True,
@@ -303,15 +359,12 @@ class SlurmConfig(BaseModel):
     @property
     def gpus_per_node(self) -> int:
         """Return how many GPUs ``gres`` requests of each node, such as ``gpu:h100:4``."""
-        return sum(
-            int(words[-1]) if words[-1].isdigit() else 1
-            for words in (each.split(":") for each in self.options.get("gres", "").split(","))
-            if words[0] == "gpu"
-        )
+        return gpus_of_gres(self.options.get("gres", ""))
 
-    def argv(self) -> list[str]:
-        """Return the options as arguments."""
-        return [f"--{name}={value}" for name, value in sorted(self.options.items())]
+    def argv(self, chosen: Mapping[SchedulerOption, str] | None = None) -> list[str]:
+        """Return the options as arguments; those that a job chose come before the host's."""
+        options = self.options | {str(name): value for name, value in (chosen or {}).items()}
+        return [f"--{name}={value}" for name, value in sorted(options.items())]
 
 
 # The Slurm arguments of ``python -m runners enroll``.

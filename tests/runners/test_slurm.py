@@ -1,10 +1,12 @@
 """What Slurm's programs print, recorded from 22.05.8, and what the launcher concludes from it."""
 
+import json
+
 import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import slurm, slurm_commands
+from runners.launchers import slurm, slurm_commands, slurm_facts
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.scheduler import Phase
@@ -16,6 +18,8 @@ from runners.launchers.slurm_commands import (
     read_accounting,
     read_control,
     read_job_id,
+    read_json_accounting,
+    read_json_queue,
     read_partitions,
     read_queue,
 )
@@ -77,6 +81,118 @@ def test_partitions_control_and_accounting_are_read_or_nothing():
     main, gpu = read_partitions(SINFO)
     assert (main.is_up, main.time_limit, main.gres) == (True, "infinite", "")
     assert (gpu.is_up, gpu.nodes, gpu.cpus_per_node, gpu.gres) == (False, 3, "64", "gpu:a100:8")
+
+
+# As ``squeue --json`` of 22.05.8, which lists everybody's jobs; the last job as later releases.
+JSON_QUEUE = {
+    "jobs": [
+        {
+            "job_id": 1, "job_state": "PENDING", "state_reason": "ReqNodeNotAvail",
+            "name": "slipway-a", "nodes": "", "user_name": "root",
+        },
+        {"job_id": 2, "job_state": "RUNNING", "name": "other", "user_name": "alice"},
+        {
+            "job_id": {"set": True, "infinite": False, "number": 3},
+            "job_state": ["CANCELLED", "COMPLETING"], "state_reason": "None",
+            "name": "slipway-c", "nodes": "n1", "user_name": "root",
+        },
+    ]
+}  # fmt: skip
+JSON_ACCOUNTING = {
+    "jobs": [
+        {"job_id": 7, "state": {"current": "PREEMPTED"}, "nodes": "n1", "name": "slipway-x"},
+        {
+            "job_id": 7, "state": {"current": ["FAILED"]}, "nodes": "n2", "name": "slipway-x",
+            "exit_code": {"return_code": {"number": 3}, "signal": {"signal_id": {"number": 9}}},
+        },
+    ]
+}  # fmt: skip
+
+
+def test_jobs_are_read_from_json_of_old_and_new_releases():
+    assert read_json_queue(JSON_QUEUE, "root") == [
+        SlurmJob("1", "PENDING", "ReqNodeNotAvail", "slipway-a"),
+        SlurmJob("3", "CANCELLED", "", "slipway-c", "n1"),
+    ]
+    assert read_json_accounting(JSON_ACCOUNTING) == SlurmJob(
+        "7", "FAILED", "3:9", "slipway-x", "n2"
+    )
+    assert read_json_accounting({"jobs": []}) is None
+
+
+def test_a_release_without_json_or_with_everybodys_jobs_is_asked_for_lines(monkeypatch):
+    for said, own in (
+        (SlurmError("squeue: unrecognized option '--json'"), "lines"),
+        ("not JSON", "lines"),
+        (json.dumps(JSON_QUEUE), "json"),
+    ):
+        asked: list[tuple[str, ...]] = []
+
+        def run(program, *arguments, said=said, asked=asked):
+            asked.append(arguments)
+            if "--json" not in arguments:
+                return QUEUE
+            if isinstance(said, SlurmError):
+                raise said
+            return said
+
+        monkeypatch.setattr(slurm_commands, "run", run)
+        monkeypatch.setattr(slurm_commands, "_without_json", set())
+        monkeypatch.setattr(slurm_commands.getpass, "getuser", lambda: "root")
+        names = [job.name for job in slurm_commands.queue()]
+        assert ("slipway-long" in names) == (own == "lines"), said
+        slurm_commands.queue()  # a site whose filters do not hold for JSON is then asked for lines
+        assert "--json" not in asked[-1], said
+
+
+# Recorded from 22.05.8; the account's line is of a site with slurmdbd.
+PARTITION_LINES = (
+    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A "
+    "MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP TRES=cpu=4,mem=4000M,node=1,billing=4\n"
+    "PartitionName=gpu AllowAccounts=lab,dl AllowQos=high Default=NO MaxNodes=2 State=DOWN\n"
+)
+RESERVATION = (
+    "ReservationName=lab StartTime=2026-12-01T00:44:20 EndTime=2026-12-01T01:44:20 "
+    "Duration=01:00:00 Nodes=vm NodeCnt=1 PartitionName=(null) Flags=MAINT,SPEC_NODES\n"
+)
+
+
+def test_limits_reservations_and_accounts_become_facts_and_what_is_not_told_says_so(monkeypatch):
+    told = {
+        ("sinfo", "--noheader"): SINFO.replace("*", ""),
+        ("sinfo", "--version"): "slurm-wlm 22.05.8",
+        ("scontrol", "show", "partition"): PARTITION_LINES,
+        ("scontrol", "show", "reservation"): RESERVATION,
+        ("sacctmgr", "--noheader"): "lab||normal,high\ndl|gpu|\n",
+    }
+
+    def run(*words):
+        found = next(text for start, text in told.items() if words[: len(start)] == start)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(slurm_commands, "run", run)
+    monkeypatch.setattr(slurm_facts, "run", run)
+    facts = slurm_facts.scheduler_facts(SlurmConfig())
+    main, gpu = facts.partitions
+    assert (main.is_default, main.max_nodes, main.accounts, main.qos) == (True, None, (), ())
+    assert (gpu.max_nodes, gpu.accounts, gpu.qos) == (2, ("lab", "dl"), ("high",))
+    assert gpu.gpus_per_node == 8
+    assert [(each.name, each.nodes, each.partition) for each in facts.reservations] == [
+        ("lab", "vm", "")
+    ]
+    assert [(each.name, each.partition, each.qos) for each in facts.accounts] == [
+        ("lab", "", ("normal", "high")),
+        ("dl", "gpu", ()),
+    ]
+    assert (facts.version, facts.unread) == ("22.05.8", ())
+
+    told["sacctmgr", "--noheader"] = SlurmError("Only 'accounting_storage/slurmdbd' is supported.")
+    told["scontrol", "show", "reservation"] = "No reservations in the system\n"
+    facts = slurm_facts.scheduler_facts(SlurmConfig())
+    assert (facts.accounts, facts.reservations, facts.problem) == ((), (), "")
+    assert facts.unread == ("accounts: Only 'accounting_storage/slurmdbd' is supported.",)
 
 
 # What the programs say when they say no
@@ -297,6 +413,19 @@ def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, t
         (folder.path / SlurmLauncher.TICKET).unlink(missing_ok=True)
         launcher.launch(folder)
         assert sent[-1][-4:-2] == size
+
+
+def test_what_a_job_asks_of_slurm_comes_before_the_hosts_own_options(folder, told, monkeypatch):
+    sent: list[list[str]] = []
+    monkeypatch.setattr(slurm_commands, "submit", lambda options, _script: sent.append(options))
+    config = SlurmConfig(options={"partition": "main", "mem": "100"})
+    request = shared(folder, slots=1)
+    asked = {"partition": "gpu", "reservation": "lab"}
+    spec = request.spec.model_copy(update={"scheduler_options": asked})
+    request = request.model_copy(update={"spec": spec})
+    child.write_json(folder.spec, request.model_dump(mode="json"))
+    SlurmLauncher(config, clock=lambda: told.seconds).launch(folder)
+    assert sent[0][:3] == ["--mem=100", "--partition=gpu", "--reservation=lab"]
 
 
 def test_several_hosts_and_other_kinds_of_ranks_are_refused(launcher, folder):

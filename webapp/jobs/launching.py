@@ -64,6 +64,7 @@ from webapp.jobs.cached_models import Use, bytes_to_download
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.services import job_create, job_submit
+from webapp.jobs.slurm_options import check_scheduler, scheduler_choices
 from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
@@ -453,12 +454,13 @@ def launchable_in(
         InvalidProblem: the load levels of a load test are invalid.
     """
     question, best = context.question, context.best
+    spread = launch_spread(question.document, launch, best)
     try:
         spec = spec_of(question.document, launch, context.case(launch, key_hashes))
         spec = _with_hub_token(spec, context.team)
+        check_scheduler(context.host if question.pool is None else None, launch, spread)
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
-    spread = launch_spread(question.document, launch, best)
     if context.host.has_scheduler and question.pool is None:
         spec, spread = _on_slots(spec, spread)
     return Launchable(
@@ -574,6 +576,7 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     if isinstance(parts.spec, GenerateSpec):
         names["adapter_names"] = [each.name for each in context.adapters]
         names["drafts"] = context.draft_models
+    names["scheduler"] = scheduler_choices(context.host)
     return note | names | _endpoint_note(context, parts) | quota_note(job)
 
 

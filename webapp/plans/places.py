@@ -205,12 +205,36 @@ def _cluster(
             return cluster_for_pool(together, document.goal, plan.team, document.pins)
         cluster = cluster_for_host(host)
         if document.goal in TRAINING_GOALS and host.has_scheduler:  # a node for each slot
-            nodes = int(host.facts["scheduler"]["max_jobs"])
+            nodes = scheduler_nodes(host, document, cluster.devices_per_node)
             cluster = cluster.model_copy(update={"nodes": nodes})
         return shared_processor(cluster, document.hardware)
     except Problem as problem:
         is_passing = problem.code in {"host_unknown", "not_measured"}
         raise DraftProblem(problem.detail, "host", is_passing=is_passing) from problem
+
+
+def scheduler_nodes(host: Host, document: PlanDocument, devices_per_node: int) -> int:
+    """Return the nodes of a training on a scheduler's host: as many as the pinned sizes need.
+
+    Raises:
+        DraftProblem: the host may not have as many jobs there.
+    """
+    most, pins = int(host.facts["scheduler"]["max_jobs"]), document.pins
+    sizes = (
+        pins.data_parallel_size,
+        pins.tensor_parallel_size,
+        pins.pipeline_parallel_size,
+        pins.context_parallel_size,
+    )
+    ranks = math.prod(size or 1 for size in sizes)
+    nodes = math.ceil(ranks / (document.hardware.ranks_per_host or devices_per_node))
+    if nodes > most:
+        raise DraftProblem(
+            f"The pinned sizes take {ranks} ranks on {nodes} nodes, and {host.name} has at most "
+            f"{most} slots in {host.get_kind_display()}. Lower them, or enrol the host with --max-jobs {nodes}.",
+            "data_parallel_size",
+        )
+    return nodes
 
 
 def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:

@@ -139,6 +139,7 @@ class LaunchForm(FormOfPart):
             choices=[(name, name) for name in secrets],
             widget=forms.CheckboxSelectMultiple,
         )
+        self.scheduler_fields = self._choose_of_scheduler(note.get("scheduler") or {})
         drafts: dict[Key, str] = {each.id: each.name for each in note.get("drafts") or ()}
         lookup: dict[Key, str] = {}
         if self._offers("prompt_lookup"):
@@ -150,6 +151,15 @@ class LaunchForm(FormOfPart):
             "The output stays the same; accepted draft tokens save passes. A draft model is a "
             "smaller model of your team on this host, with the same tokenizer.",
         )
+
+    def _choose_of_scheduler(self, offered: Mapping[str, Sequence[str]]) -> list[forms.BoundField]:
+        """Offer what the host read from its scheduler; without a list a name is typed."""
+        for name, values in offered.items():
+            if values:
+                shown = shown_of(Launch.model_fields[name])
+                own: dict[Key, str] = {"": "The host's own", **{each: each for each in values}}
+                self.fields[name] = Choice(shown.title, own, "", f"{shown.help}.")
+        return [self[name] for name in offered]
 
     @staticmethod
     def _engine_hint(note: Mapping[str, Any]) -> str:

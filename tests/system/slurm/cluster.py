@@ -40,9 +40,12 @@ KillWait=5
 SlurmdTimeout=10
 MinJobAge={remember_seconds}
 SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
 PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 PartitionName=closed Nodes={names} MaxTime=60 State=DOWN
+PartitionName=urgent Nodes={names} MaxNodes=1 PriorityTier=9 State=UP
 """
 NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "

@@ -144,4 +144,5 @@ def test_the_facts_name_the_scheduler_and_its_partitions(acceptor, serve):
     assert [(one.name, one.is_up, one.nodes) for one in said.partitions] == [
         ("main", True, 1),
         ("closed", False, 1),
+        ("urgent", True, 1),
     ]

@@ -5,15 +5,19 @@ from django.urls import reverse
 
 from runners.jobspec.generate import PipelineSplit, StageChain, TensorSplit
 from runners.plans.document import ModelChoice
+from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.refusals import DraftProblem
-from runners.shared.facts import SchedulerFacts
-from tests.webapp.conftest import make_beat, make_facts, make_microbench
+from runners.plans.spread import Spread
+from runners.shared.facts import AccountFacts, PartitionFacts, ReservationFacts, SchedulerFacts
+from tests.webapp.conftest import client_of, make_beat, make_facts, make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.agents.heartbeats import host_beat
+from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
 from webapp.jobs.launching import launch_note, launchable_of, plan_launch
+from webapp.jobs.slurm_options import check_scheduler, scheduler_choices
 from webapp.modelhub.models import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.places import pools_among, reachable_hosts
@@ -49,6 +53,7 @@ def make_plan(team, alice, hosts):
         draft = stored_draft(document)
         draft["hardware"] |= {"pool": hosts[0].pool_id, **hardware}
         draft["pins"] |= pins or {}
+        draft["workload"] |= {"global_batch_size": 12} if goal == "pretrain" else {}
         plan = Plan.objects.create(team=team, owner=alice, draft=draft)
         plan_compute(plan)
         return plan
@@ -88,11 +93,10 @@ def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan
 
 
 def test_a_training_on_a_slurm_host_takes_a_slot_for_each_node(make_plan, alice, hosts):
-    scheduler = SchedulerFacts(options={}, time_limit_minutes=120, max_jobs=2)
-    beat = make_beat(facts=make_facts(scheduler=scheduler), is_agent_start=True)
-    host_beat(host=hosts[0], beat=beat)
-
-    plan = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2)
+    on_slurm(hosts[0], max_jobs=2)
+    alone = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2)
+    assert launchable_of(alone).best.cluster.nodes == 1  # one plan leaves slots to others
+    plan = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2, pins={"data_parallel_size": 4})
     cluster = launchable_of(plan).best.cluster
     assert (cluster.nodes, cluster.devices_per_node) == (2, 2)
     job = plan_launch(plan=plan, by=alice)
@@ -103,6 +107,71 @@ def test_a_training_on_a_slurm_host_takes_a_slot_for_each_node(make_plan, alice,
 
     serving = make_plan("generate", pool="", host=hosts[0].pk)
     assert launchable_of(serving).best.cluster.nodes == 1
+
+    with pytest.raises(DraftProblem, match=r"6 ranks on 3 nodes.*at most 2 slots.*--max-jobs 3"):
+        make_plan(pool="", host=hosts[0].pk, ranks_per_host=2, pins={"data_parallel_size": 6})
+
+
+PARTITIONS = (
+    PartitionFacts(name="main", is_up=True, time_limit="1-00:00:00", nodes=4, is_default=True),
+    PartitionFacts(name="gpu", is_up=True, time_limit="2:00:00", nodes=3, gres="gpu:h100:8"),
+    PartitionFacts(name="old", is_up=False, time_limit="infinite", nodes=9),
+)
+
+
+def on_slurm(host, max_jobs, **told):
+    """Let a host report a Slurm with some partitions."""
+    facts = {"options": {}, "time_limit_minutes": 120, "partitions": PARTITIONS, **told}
+    scheduler = SchedulerFacts(max_jobs=max_jobs, **facts)
+    beat = make_beat(facts=make_facts(scheduler=scheduler), is_agent_start=True)
+    host_beat(host=host, beat=beat)
+    host.refresh_from_db()
+
+
+def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hosts):
+    accounts = (AccountFacts(name="lab", qos=("normal", "high")),)
+    on_slurm(hosts[0], 4, accounts=accounts, reservations=(ReservationFacts(name="lab-week"),))
+    offered = {
+        "account": ("lab",), "partition": ("main", "gpu"), "qos": ("normal", "high"),
+        "reservation": ("lab-week",),
+    }  # fmt: skip
+    assert scheduler_choices(hosts[0]) == offered
+    plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
+    asked = {"partition": "main", "account": "lab", "qos": "high", "reservation": "lab-week"}
+    assert launchable_of(plan, Launch(**asked)).spec.scheduler_options == asked
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    for name, values in offered.items():
+        assert f'name="{name}"' in page
+        assert all(f'value="{value}"' in page for value in values), name
+
+    for launch, field, words in (
+        ({"partition": "gpux"}, "partition", "no partition 'gpux' here; it has: main, gpu"),
+        ({"account": "other"}, "account", "it has: lab"),
+        (
+            {"partition": "main", "max_duration_seconds": 25 * 3600.0},
+            "max_duration_seconds",
+            "25 h, and partition main ends a job after 24 h",
+        ),
+    ):
+        with pytest.raises(InvalidProblem, match=words) as caught:
+            launchable_of(plan, Launch(**launch))
+        assert caught.value.code == field
+    with pytest.raises(DraftProblem, match=r"takes 4 nodes.*partition gpu gets at most 3"):
+        launchable_of(plan, Launch(partition="gpu"))
+    for place, words in ((None, "a pool"), (hosts[1], hosts[1].name)):
+        with pytest.raises(LaunchOptionError, match=f"and {words} starts its jobs itself"):
+            check_scheduler(place, Launch(partition="main"), Spread(1, 1))
+
+
+def test_gres_of_fewer_gpus_than_the_plan_takes_of_a_node_is_refused(hosts):
+    for gres, is_refused in (("gpu:2", False), ("gpu:h100:1", True), ("tmpdisk:9", False)):
+        on_slurm(hosts[0], 1, options={"gres": gres})
+        spread = Spread(1, 2)
+        if not is_refused:
+            check_scheduler(hosts[0], Launch(), spread)
+            continue
+        with pytest.raises(DraftProblem, match=f"takes 2 devices.*--gres={gres}.*state gpu:2"):
+            check_scheduler(hosts[0], Launch(), spread)
 
 
 def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan):

@@ -1,0 +1,137 @@
+"""What each launcher can and cannot, found by asking it, is the table of the Slurm page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runners.jobspec import DemoModel, DrillSpec, GenerateSpec, TrainSpec
+from runners.jobspec.generate import TensorSplit
+from runners.launchers import slurm_commands
+from runners.launchers.attempts import AttemptFolder
+from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
+from runners.launchers.slurm import SlurmLauncher
+from runners.launchers.slurm_commands import SlurmJob
+from runners.shared.facts import SlurmConfig
+from runners.shared.messages import Gang, RunDevice, RunRequest
+from runners.supervision import child
+
+PAGE = Path("templates/docs/slurm.md")
+START, END = "<!-- launchers -->\n", "<!-- end of launchers -->\n"
+COMMAND = ["python", "-m", "runners.jobs.train", "/attempt"]
+JOB = "17"
+
+
+class Trial:
+    """One launcher with one attempt; ``sent`` are the options of its submissions."""
+
+    def __init__(self, kind: str, folder: AttemptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.sent = folder, list[list[str]]()
+        self.queue: list[SlurmJob] = []
+        monkeypatch.setattr(slurm_commands, "queue", lambda: self.queue)
+        monkeypatch.setattr(slurm_commands, "submit", self._submit)
+        self.launcher: Launcher = (
+            SlurmLauncher(SlurmConfig(max_jobs=3)) if kind == "Slurm" else LocalLauncher("boot")
+        )
+
+    def _submit(self, options: list[str], _script: Path) -> str:
+        self.sent.append(options)
+        return JOB
+
+    def _ask(self, spec: object, slots: int = 1, **gang: int) -> RunRequest:
+        ranks = Gang(
+            node_rank=0, master_address="127.0.0.1", master_port=29400,
+            own_address="127.0.0.1", rendezvous_id="r",
+            **{"num_nodes": 1, "num_processes": 2, **gang},
+        )  # fmt: skip
+        devices = [
+            RunDevice(kind="slot", index=each, uuid=f"slot-{each}") for each in range(slots)
+        ]
+        told = {"gang": ranks if gang else None, "devices": tuple(devices), "spec": spec}
+        return self.folder.request().model_copy(update=told)
+
+    def _is_taken(self, spec: object, **gang: int) -> bool:
+        request = self._ask(spec, **gang)
+        try:
+            self.launcher.command(request, request.spec, COMMAND, self.folder.path)
+        except LaunchRefusedError:
+            return False
+        return True
+
+    def runs_one_process(self) -> bool:
+        return self._is_taken(DrillSpec())
+
+    def trains_over_ranks(self) -> bool:
+        return self._is_taken(TrainSpec(), num_processes=2)
+
+    def generates_over_ranks(self) -> bool:
+        split = GenerateSpec(model=DemoModel(), split=TensorSplit())
+        return self._is_taken(split, num_processes=2)
+
+    def joins_hosts(self) -> bool:
+        return self._is_taken(TrainSpec(), num_nodes=2)
+
+    def _submitted(self, request: RunRequest) -> list[str]:
+        if not isinstance(self.launcher, SlurmLauncher):
+            return []  # it starts a process: there is nothing to submit
+        child.write_json(self.folder.spec, request.model_dump(mode="json"))
+        self.launcher.launch(self.folder)
+        return self.sent[-1]
+
+    def takes_several_nodes_as_one_job(self) -> bool:
+        return "--nodes=3" in self._submitted(self._ask(TrainSpec(), slots=3, num_processes=2))
+
+    def requeues_by_itself_when_a_node_is_lost(self) -> bool:
+        return "--requeue" in self._submitted(self._ask(TrainSpec(), slots=3, num_processes=2))
+
+    def takes_partition_account_qos_reservation_of_a_launch(self) -> bool:
+        spec = TrainSpec(scheduler_options={"partition": "gpu", "qos": "high"})
+        sent = self._submitted(self._ask(spec))
+        return {"--partition=gpu", "--qos=high"} <= set(sent)
+
+    def says_why_a_job_waits(self) -> bool:
+        self._submitted(self._ask(DrillSpec()))
+        self.queue = [SlurmJob(JOB, "PENDING", "Resources", f"slipway-{self.folder.attempt_id}")]
+        self.launcher.refresh([self.folder])
+        return "Resources" in self.launcher.waits_for(self.folder)
+
+    def limits_time_without_a_limit_of_the_job(self) -> bool:
+        return bool(self.launcher.adapt({}).get("max_duration_seconds"))
+
+    def submits_a_sweep_as_one_array(self) -> bool:
+        return any(each.startswith("--array") for each in self._submitted(self._ask(DrillSpec())))
+
+
+ABILITIES: dict[str, Callable[[Trial], bool]] = {
+    "One process on one device": Trial.runs_one_process,
+    "A training over several ranks of a node": Trial.trains_over_ranks,
+    "A generation split over several ranks": Trial.generates_over_ranks,
+    "A gang of several enrolled hosts": Trial.joins_hosts,
+    "Several nodes as one job": Trial.takes_several_nodes_as_one_job,
+    "Starts again by itself when a node is lost": Trial.requeues_by_itself_when_a_node_is_lost,
+    "Partition, account, QOS and reservation of a launch": (
+        Trial.takes_partition_account_qos_reservation_of_a_launch
+    ),
+    "Says what a job waits for outside of Slipway's queue": Trial.says_why_a_job_waits,
+    "Ends a job that has no limit of its own": Trial.limits_time_without_a_limit_of_the_job,
+    "A sweep as one array job": Trial.submits_a_sweep_as_one_array,
+}
+LAUNCHERS = ("Plain host", "Slurm")
+
+
+def test_the_table_of_launchers_is_what_they_answer(monkeypatch, attempts, is_rewriting):
+    rows = ["| What | Plain host | Slurm |", "|---|---|---|"]
+    for number, (words, ask) in enumerate(ABILITIES.items()):
+        cells = []
+        for kind in LAUNCHERS:
+            folder = attempts.make(f"{kind[0].lower()}{number}")
+            cells.append("yes" if ask(Trial(kind, folder, monkeypatch)) else "no")
+        rows.append(f"| {words} | {' | '.join(cells)} |")
+    table = "\n".join(rows) + "\n"
+    text = PAGE.read_text()
+    before, _, rest = text.partition(START)
+    said, _, after = rest.partition(END)
+    if is_rewriting:
+        PAGE.write_text(before + START + table + END + after)
+        return
+    assert said == table

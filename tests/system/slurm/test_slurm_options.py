@@ -1,0 +1,51 @@
+"""What a job asks of a real Slurm, what a host reads from it, and how a preempted job is told."""
+
+import pytest
+
+from runners.jobspec import DrillSpec
+from runners.launchers import slurm_commands
+from tests.runners.programs import FOREVER
+from tests.runners.tools import wait_for
+from tests.system.slurm.cluster import CPUS
+from tests.system.slurm.test_slurm_host import SECONDS, name
+
+pytestmark = pytest.mark.slow
+WHOLE_NODE = {"cpus-per-task": str(CPUS), "partition": "main"}
+
+
+def test_a_host_reads_limits_and_reservations_and_says_what_slurm_does_not_tell(
+    acceptor, serve, cluster
+):
+    kept = ("reservationname=lab", "starttime=now+1hour", "duration=60", "users=root", "nodes=ALL")
+    cluster.run("scontrol", "create", "reservation", *kept)
+    try:
+        with serve():
+            wait_for(lambda: acceptor.beats)
+    finally:
+        cluster.run("scontrol", "delete", "reservationname=lab")
+    said = acceptor.beats[0].facts.scheduler
+    main, closed, urgent = said.partitions
+    assert (main.is_default, closed.is_default, urgent.is_default) == (True, False, False)
+    assert (closed.time_limit, urgent.max_nodes) == ("1:00:00", 1)
+    assert [(each.name, each.nodes) for each in said.reservations] == [("lab", cluster.host)]
+    assert said.accounts == ()
+    assert any("accounting_storage" in each for each in said.unread)
+
+
+@pytest.mark.faults
+def test_a_job_of_another_partition_preempts_and_the_other_is_told_as_preempted(
+    acceptor, attempt_ids, serve, cluster
+):
+    low = acceptor.want(attempt_ids[0])
+    with serve(FOREVER, options=WHOLE_NODE, max_jobs=2):
+        wait_for(lambda: low.events, SECONDS)
+        assert "squeue" not in slurm_commands._without_json  # this release answers in JSON
+        urgent = DrillSpec(steps=3, scheduler_options={"partition": "urgent"})
+        high = acceptor.want(attempt_ids[1], urgent)
+        wait_for(lambda: low.has_exited and high.events, SECONDS)
+        told = cluster.run("squeue", "-h", "-o", "%P|%T", f"--name={name(attempt_ids[1])}")
+        assert told.strip() == "urgent|RUNNING"
+        acceptor.order_stop(attempt_ids[1])
+        wait_for(lambda: high.has_exited, SECONDS)
+    assert low.exit["reason"] == "killed_externally"
+    assert "PREEMPTED" in " ".join(low.exit["last_lines"]), low.exit
