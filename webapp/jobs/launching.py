@@ -685,6 +685,8 @@ def launch_of_job(job: Job) -> Launch:
         spec = _SPEC.validate_python(job.spec)
     except ValidationError:  # written by an older release; the plan's own fields are still usable
         return launch
+    for name, value in spec.scheduler_options.items():
+        setattr(launch, name, value)
     document = job.plan.readable_document if job.plan is not None else None
     if isinstance(getattr(spec, "model", None), RandomModel) and document is not None:
         is_chosen = repository_of(document.model) is not None

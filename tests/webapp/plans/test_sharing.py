@@ -16,7 +16,7 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
-from webapp.jobs.launching import launch_note, launchable_of, plan_launch
+from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
 from webapp.jobs.slurm_options import check_scheduler, scheduler_choices
 from webapp.modelhub.models import demo_config
 from webapp.plans.models import Plan
@@ -139,6 +139,8 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
     plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
     asked = {"partition": "main", "account": "lab", "qos": "high", "reservation": "lab-week"}
     assert launchable_of(plan, Launch(**asked)).spec.scheduler_options == asked
+    started = plan_launch(plan=plan, by=alice, launch=Launch(**asked))
+    assert launch_of_job(started).scheduler_options == asked  # which a clone has, too
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
     for name, values in offered.items():
         assert f'name="{name}"' in page
