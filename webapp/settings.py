@@ -163,6 +163,7 @@ GATEWAYS = gateways(os.environ)
 ALLOWS_DRILLS = flag(os.environ, "SLIPWAY_DRILLS")
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 DATASETS_DIR = DATA_DIR / "datasets"
+COPIES_DIR = DATA_DIR / "copies"  # models on their way from one host to another
 DATA_UPLOAD_MAX_MEMORY_SIZE = DEFAULT_BYTES  # of what is no file
 
 LANGUAGE_CODE = "en-gb"

@@ -224,6 +224,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}models/unpin/", host_models.model_unpin, name="host-model-unpin"),
     path(f"{HOST}models/delete/", host_models.model_remove, name="host-model-remove"),
     path(f"{HOST}models/rule/", host_models.models_rule, name="host-models-rule"),
+    path(f"{HOST}copies/begin/", host_models.copy_begin, name="host-copy-begin"),
+    path(f"{HOST}copies/<slug:copy_id>/stop/", host_models.copy_end, name="host-copy-stop"),
     path(f"{ENVIRONMENT}build/", hosts.environment_build, name="environment-build"),
     path(f"{ENVIRONMENT}remove/", hosts.environment_remove, name="environment-remove"),
     # docs

@@ -1,7 +1,7 @@
 """``slipway models`` and ``slipway devices``: the planner's catalogs, listed or searched.
 
 ``slipway models add`` registers a model of the team on the server; ``team`` lists, ``rename`` and
-``delete`` change those models.
+``delete`` change those models; ``push`` and ``copy`` bring a model's files to a host.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from runners.cli import model_copies
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
     OutputOption,
@@ -184,6 +185,8 @@ def _catalog_app(catalog: Catalog) -> typer.Typer:
 
 
 models = _catalog_app(MODELS)
+models.command("push")(model_copies.model_push)
+models.command("copy")(model_copies.model_copy)
 devices = _catalog_app(DEVICES)
 
 

@@ -25,6 +25,7 @@ from runners.client.replies.jobs import *
 from runners.client.replies.launches import *
 from runners.client.replies.library import *
 from runners.client.replies.machines import *
+from runners.client.replies.model_copies import *
 from runners.client.replies.plans import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
@@ -483,6 +484,39 @@ class Operations:
         self, slug: str, body: ModelsRule | JsonObject, *, idempotency_key: str | None = None
     ) -> CachedModelPage:
         """Set how much a host's cache keeps: of more, the longest unused models are deleted."""
+
+    @operation("GET", "/hosts/{slug}/copies")
+    def list_model_copies(self, slug: str, *, limit: int = 50, cursor: str = "") -> ModelCopyPage:
+        """Return the copies of models to a host, the newest first."""
+
+    @operation("POST", "/hosts/{slug}/copies")
+    def copy_model(
+        self, slug: str, body: NewModelCopy | JsonObject, *, idempotency_key: str | None = None
+    ) -> ModelCopyDetail:
+        """Begin to copy a model into the cache of a host, or return the copy that is under way.
+
+        Of files that the caller sends, in parts by ``send_model_part``, each goes on at the
+        ``received_bytes`` of the reply.
+        """
+
+    @operation("GET", "/hosts/{slug}/copies/{copy_id}")
+    def get_model_copy(self, slug: str, copy_id: str) -> ModelCopyDetail:
+        """Return a copy with its files and where each is."""
+
+    @operation("DELETE", "/hosts/{slug}/copies/{copy_id}")
+    def stop_model_copy(
+        self, slug: str, copy_id: str, *, idempotency_key: str | None = None
+    ) -> ModelCopyDetail:
+        """Stop a copy; what the host has received stays there for the next one."""
+
+    @operation("PUT", "/hosts/{slug}/copies/{copy_id}/files/{number}")
+    def send_model_part(
+        self, slug: str, copy_id: str, number: int, body: bytes, *, offset: int
+    ) -> PartReply:
+        """Append a part to a file of a copy; the reply says where to go on.
+
+        429 with the code ``copy_waits``: the server has no room until the host took other files.
+        """
 
     @operation("GET", "/pools")
     def list_pools(self, *, limit: int = 200, cursor: str = "") -> PoolPage:

@@ -72,6 +72,14 @@ class CompressStep(TypedDict):
     sweep: NotRequired[dict[str, Any]]
 
 
+class CopyFile(TypedDict):
+    """A file of a model that is copied; ``etag`` is its digest."""
+
+    path: str
+    size_bytes: int
+    etag: str
+
+
 class Cordon(TypedDict):
     """Why a device takes no new jobs."""
 
@@ -234,6 +242,15 @@ class NewModel(TypedDict):
 
     name: str
     config: dict[str, Any]
+
+
+class NewModelCopy(TypedDict):
+    """Which model is copied: one of another host's cache, or files that the caller sends."""
+
+    model: str
+    source: NotRequired[str | None]
+    revision: NotRequired[str | None]
+    files: NotRequired[list[CopyFile]]
 
 
 class NewToken(TypedDict):

@@ -85,7 +85,7 @@ class Call(NamedTuple):
     method: str
     path: str
     query: Mapping[str, Any]
-    body: object = None  # a model, JSON values, or the path of a file to upload
+    body: object = None  # a model, JSON values, bytes, or the path of a file to upload
     key: str | None = None  # idempotency key
     sink: BinaryIO | None = None  # what a binary reply is written to
     reply: Any = None  # type of the reply
@@ -135,6 +135,8 @@ def _content(call: Call) -> Iterator[dict[str, Any]]:
     if isinstance(call.body, Path):
         with call.body.open("rb") as file:
             yield {"params": query, "files": {"file": (call.body.name, file)}}
+    elif isinstance(call.body, bytes):
+        yield {"params": query, "content": call.body}
     else:
         yield {"params": query, "json": None if call.body is None else _json(call.body)}
 
@@ -268,7 +270,8 @@ class BaseCaller(ABC, Generic[Client]):
             UnreachableError: the server did not answer.
         """
         headers: dict[str, str] = {}
-        if call.method != "GET":  # its repetition is harmless
+        # The repetition of others is harmless: a part states where it belongs.
+        if call.method != "GET" and not isinstance(call.body, bytes):
             headers["Idempotency-Key"] = call.key or str(uuid.uuid4())
         for attempt in range(TRIES):
             try:

@@ -20,6 +20,7 @@ from runners.host.companions import TunnelSupervisor
 from runners.host.enrolment import EpochMemory
 from runners.host.files import JobFiles
 from runners.host.hub_cache import HubCache
+from runners.host.model_copies import ModelCopies
 from runners.host.reconcile import Reconciler, Render
 from runners.host.shipping import (
     RedisStream,
@@ -89,6 +90,8 @@ class Agent:
         self._files_loop = RepeatingThread("files", self.files.step)
         self.cache = HubCache(host_dir)
         self._cache_loop = RepeatingThread("cache", self.cache.step)
+        self.copies = ModelCopies(host_dir, self.client, credential.credential)
+        self._copies_loop = RepeatingThread("copies", self.copies.step)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
@@ -135,6 +138,7 @@ class Agent:
                 RepeatingThread("uploads", self.uploads.step),
                 self._files_loop,
                 self._cache_loop,
+                self._copies_loop,
             ]
             for loop in loops:
                 loop.start()
@@ -151,6 +155,7 @@ class Agent:
                     self._next_beat = 0.0
             self.bench.cancel()
             self.environments.stop()
+            self.copies.stop()
             for loop in loops:
                 loop.stop()
             self.shipping.close()
@@ -229,6 +234,8 @@ class Agent:
             self._files_loop.wake()
         if self.cache.obey(reply.cache):
             self._cache_loop.wake()
+        if self.copies.obey(reply.copies):
+            self._copies_loop.wake()
         if reply.rotate:
             self._rotate()
 
@@ -237,7 +244,7 @@ class Agent:
             gpus = tuple(inventory.gpu_loads(library)) if library else ()
         problems = [
             *(*self.reconciler.problems, *self.files.problems),
-            *(*self.cache.problems, self.bench.problem),
+            *(*self.cache.problems, *self.copies.problems, self.bench.problem),
         ]
         return Beat(
             boot_id=self.reconciler.boot_id,
@@ -280,6 +287,7 @@ class Agent:
         """Switch every connection to the secrets that are on disk now."""
         self._credential = credential
         self.client.use(credential.credential)
+        self.copies.use(credential.credential)
         if self._stream and credential.shipper_url:
             self._stream.use(credential.shipper_url, self._host_dir.redis_ca())
         if self._companion:

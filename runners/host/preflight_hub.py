@@ -47,6 +47,11 @@ OUT_OF_REACH = (
     "Connect the host to the hub, or set HF_ENDPOINT for its agent to a mirror that it reaches; "
     "or copy the files to a folder of the host and plan with that."
 )
+OUT_OF_REACH_MODEL = (
+    "Connect the host to the hub, or set HF_ENDPOINT for its agent to a mirror that it reaches; "
+    "or copy the model here over the site: from another host on this host's page, or from your "
+    "machine by `slipway models push FOLDER HOST`."
+)
 
 
 def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> PreflightCheck:
@@ -68,7 +73,7 @@ def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> P
     return no(
         title,
         printed(f"{name} cannot be downloaded: {problem}"),
-        REMEDIES[title].get(kind, OUT_OF_REACH),
+        REMEDIES[title].get(kind, OUT_OF_REACH_MODEL if title == "model" else OUT_OF_REACH),
     )
 
 

@@ -28,6 +28,9 @@ from runners.shared.messages import (
     BeatReply,
     ClaimReply,
     ClaimRequest,
+    CopyEnd,
+    CopyFiles,
+    CopyState,
     EnrollReply,
     EnrollRequest,
     EventAck,
@@ -53,6 +56,7 @@ from runners.supervision.child import LockedError
 
 
 API = "/api/v1"
+JSON = {"Content-Type": "application/json"}
 PART_BYTES = 4 * 1024**2
 TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
@@ -204,6 +208,43 @@ class ServerClient:
         reply = self._send(request)
         return self._parse(reply, UploadState).received_bytes
 
+    def copy_state(self, copy_id: str) -> CopyState:
+        """Return how far a copy of a model is."""
+        return self._parse(
+            self._send(self._http.build_request("GET", _copy_url(copy_id))), CopyState
+        )
+
+    def announce_copy(self, copy_id: str, files: CopyFiles) -> CopyState:
+        """Say what this host sends in a copy."""
+        request = self._http.build_request(
+            "PUT", f"{_copy_url(copy_id)}/files", content=files.model_dump_json(), headers=JSON
+        )
+        return self._parse(self._send(request), CopyState)
+
+    def send_copy_part(self, copy_id: str, number: int, offset: int, data: bytes) -> int:
+        """Send a part of a file of a copy; return how many bytes of it the server then has."""
+        request = self._http.build_request(
+            "PUT",
+            f"{_copy_url(copy_id)}/files/{number}",
+            params={"offset": offset},
+            content=data,
+            timeout=UPLOAD_TIMEOUT,
+        )
+        return self._parse(self._send(request), UploadState).received_bytes
+
+    def take_copied(self, copy_id: str, number: int, *, is_right: bool) -> CopyState:
+        """Report that a file of a copy was verified; a wrong one is sent again."""
+        request = self._http.build_request(
+            "POST",
+            f"{_copy_url(copy_id)}/files/{number}/taken",
+            params={"is_right": is_right},
+        )
+        return self._parse(self._send(request), CopyState)
+
+    def end_copy(self, copy_id: str, problem: str = "") -> CopyState:
+        """Report that a copy is complete here, or why it cannot go on."""
+        return self._post(f"/copies/{quote(copy_id)}/end", CopyEnd(problem=problem), CopyState)
+
     def data(self, attempt_id: str, dataset_id: str) -> Iterator[bytes]:
         """Yield an attempt's training data in chunks."""
         request = self._http.build_request(
@@ -244,7 +285,7 @@ class ServerClient:
             "POST",
             f"{API}{path}",
             content=body.model_dump_json(exclude=leaving_out),
-            headers={"Content-Type": "application/json"},
+            headers=JSON,
         )
         return self._send(request)
 
@@ -284,6 +325,10 @@ class ServerClient:
                 f"{self.server} did not answer with a valid {reply_type.__name__} "
                 f"({error.errors()[0]['msg']}); do server and host have the same version?"
             ) from None
+
+
+def _copy_url(copy_id: str) -> str:
+    return f"{API}/copies/{quote(copy_id)}"
 
 
 def _artefact_url(attempt_id: str, name: str, path: PurePosixPath) -> str:

@@ -78,6 +78,24 @@ def download(
         DownloadStoppedError: ``should_stop`` returned true; what arrived is kept.
         HubError: any kind of a request, disk_full, cache, wrong_digest or truncated.
     """
+    fetch_blobs(listing, files, settings, on_progress=on_progress, should_stop=should_stop)
+    with _disk_errors(settings):
+        return link_files(settings, listing, files)
+
+
+def fetch_blobs(
+    listing: Listing,
+    files: Sequence[HubFile],
+    settings: HubSettings,
+    *,
+    on_progress: Progress = lambda _done, _total, _rate: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Fetch the files that are not there; ``link_files`` gives them their names.
+
+    Raises:
+        DownloadStoppedError, HubError: as ``download``.
+    """
     total = sum({file.etag: file.size for file in files}.values())
     wanted = missing(listing, files, settings)
     if wanted:
@@ -88,10 +106,7 @@ def download(
                 "and HF_HUB_OFFLINE is set on the host: unset it, or use a model that is there",
             )
         _run(_Download(listing, wanted, settings, total).run(on_progress, should_stop))
-    with _disk_errors(settings):
-        folder = link_files(settings, listing, files)
     on_progress(total, total, 0.0)
-    return folder
 
 
 def _run(work: Coroutine[object, object, None]) -> None:

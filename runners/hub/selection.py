@@ -72,6 +72,24 @@ def needed_files(
     return (*sorted(beside, key=lambda each: each.path), *chosen)
 
 
+def readable_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Return every file of a repository that some job may read, the small ones first.
+
+    Of several GGUF models all of them; never pickles or code.
+    """
+    found = [
+        each
+        for each in listing.files
+        if each.path in COMPANIONS
+        or each.path == INDEX
+        or each.path.endswith(SUFFIX)
+        or each.path.lower().endswith(GGUF)
+        or (each.path.startswith(TEMPLATES) and each.path.endswith(".jinja"))
+    ]
+    is_weight = {each.path: each.path.lower().endswith((SUFFIX, GGUF)) for each in found}
+    return tuple(sorted(found, key=lambda each: (is_weight[each.path], each.path)))
+
+
 def _safetensors(listing: Listing, shards: Sequence[str]) -> list[HubFile]:
     """Return the index, if there is one, and the weights that are a repository's model."""
     where = shown(listing.repository, listing.revision)

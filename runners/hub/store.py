@@ -156,6 +156,17 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
     return None
 
 
+def revision_of(repository: str, commit: str, settings: HubSettings) -> str:
+    """Return a branch or tag that stands for a commit in the cache, main first; "" if none."""
+    refs = repository_folder(settings, repository) / "refs"
+    named = [
+        path.relative_to(refs).as_posix()
+        for path in sorted(refs.rglob("*"))
+        if path.is_file() and path.read_text("ascii", "replace").strip() == commit
+    ]
+    return MAIN if MAIN in named else next(iter(named), "")
+
+
 def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
     """Return what the cache holds, the most recently used first; damaged ones are left out.
 

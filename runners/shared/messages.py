@@ -34,6 +34,7 @@ from runners.jobspec.base import (
     Message,
     Name,
     Port,
+    RevisionText,
     Seconds,
     Sentence,
     Share,
@@ -177,6 +178,66 @@ class CacheOrders(Message):
     delete: tuple[str, ...] = ()
     keep_bytes: NonNegativeInt | None = None  # None: nothing is pruned
     kept: tuple[str, ...] = ()
+
+
+# Copies of models over the site: from a host's cache, or a person's folder, into another cache.
+
+
+MAX_COPIED_FILES = 5000
+FilePath = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+# The name of a blob in the Hub's cache: SHA-256 of a large file, git's SHA-1 of a small one.
+Etag = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+class CopyFile(Message):
+    """A file of a model that is copied; ``etag`` is its digest."""
+
+    path: FilePath
+    size_bytes: StoredBytes
+    etag: Etag
+
+
+class CopyOrder(Message):
+    """Order to take part in a copy, repeated until it has ended.
+
+    ``revision``: the branch or tag that stands for the commit; "": none.
+    """
+
+    copy_id: Identifier
+    part: Literal["send", "receive"]
+    repository: CachedRepository
+    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+    revision: RevisionText = ""
+
+
+class CopyFiles(Message):
+    """What the source of a copy sends, in the order of sending.
+
+    ``revision``: the branch or tag that stands for the commit there; "": none.
+    """
+
+    revision: RevisionText = ""
+    files: tuple[CopyFile, ...] = Field(min_length=1, max_length=MAX_COPIED_FILES, fail_fast=True)
+
+
+class CopiedFile(CopyFile):
+    """A file of a copy, and where it is."""
+
+    received_bytes: NonNegativeInt  # that the site holds, verified if they are all
+    is_there: bool  # on the host that receives: the site holds it no longer
+
+
+class CopyState(Message):
+    """How far a copy is; no files: its source has not said what it sends."""
+
+    is_active: bool
+    files: tuple[CopiedFile, ...] = ()
+
+
+class CopyEnd(Message):
+    """A host ends a copy: all files are there, or ``problem`` says why it cannot go on."""
+
+    problem: Sentence = ""
 
 
 # The requirements that a host checks before a claim, and the check results.
@@ -408,6 +469,9 @@ class BeatReply(Message):
         tuple[FilesOrder, ...], _known_orders(FilesOrder, "part")
     ] = ()  # files of ended attempts that somebody deletes
     cache: CacheOrders | None = None  # None: nothing is deleted or pruned
+    copies: Annotated[
+        tuple[CopyOrder, ...], _known_orders(CopyOrder, "part")
+    ] = ()  # of models, over the site
     # Gateways to which the host keeps a tunnel: ws(s):// URLs; "/..." is at the server's address.
     tunnels: tuple[str, ...] = ()
 

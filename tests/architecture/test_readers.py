@@ -30,6 +30,7 @@ READERS: dict[str, tuple[str, set[str]]] = {
         "a data set's card: longer than what imports read, of which its configs become values",
         {"yaml.parse"},
     ),
+    "runners/hub/folders.py": ("the notes of hf download beside its files", {"read_text"}),
     "runners/hub/store.py": ("the cache's refs, which name a commit", {"read_text"}),
     "runners/jobs/evaluation_tasks.py": ("task files, with text.py's reader", {"yaml.load"}),
     "runners/jobs/chat_template.py": ("a model's chat template", {"apply_chat_template"}),

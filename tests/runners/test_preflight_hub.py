@@ -77,7 +77,7 @@ def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     check = said(host_dir, min_free_bytes=0)
     assert not check.ok
-    assert "copy the files to a folder of the host" in check.remedy
+    assert "`slipway models push FOLDER HOST`" in check.remedy
 
     cached = tmp_path / "huggingface/hub/models--acme--tiny"
     (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)

@@ -37,7 +37,7 @@ from webapp.datasets.models import Dataset
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment
 from webapp.hosts import pools
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, ModelCopy
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
 from webapp.jobs.artefacts import folder_of
@@ -383,8 +383,16 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         ratio=1.0,
         measured_at=now(),
     )
+    copied = ModelCopy.objects.create(
+        host=job.host, repository="acme/small", commit="a" * 40, asked_by="olga",
+        files=[{"path": "config.json", "size_bytes": 2, "etag": "b" * 40}],
+    )  # fmt: skip
     known = {
         "team": team.pk,
+        "<slug:copy_id>": copied.pk,
+        "<copy_id>": copied.pk,
+        "<org>": "acme",
+        "<commit>": "a" * 40,
         "<slug:form>": "csv",
         "<slug:job_id>": job.pk,
         "<job_id>": job.pk,

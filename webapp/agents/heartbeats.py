@@ -21,6 +21,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import InvalidProblem, Problem, UnauthorizedProblem
 from webapp.core.queries import RowChange, update_each
+from webapp.hosts import model_copies
 from webapp.hosts.epoch import epoch, epoch_with_proof, epochs_record, is_authentic
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.pools import Refusal, devices_sync, kind_of, refusals_record
@@ -79,9 +80,12 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
     shown_epoch, is_backup = epoch_with_proof(site.number), site.highest_seen > site.number
     attempts, unclaimed = _named_attempts(spoken), {} if is_backup else _unclaimed_attempts(hosts)
     orders = cached_models.orders_of(hosts.values())
+    copies = {} if is_backup else model_copies.orders_of(hosts.keys())
     replies = [_reply(hosts[each.host_id], each.beat, attempts, unclaimed) for each in spoken]
     replies = [
-        reply.model_copy(update={"cache": orders.get(each.host_id)})
+        reply.model_copy(
+            update={"cache": orders.get(each.host_id), "copies": copies.get(each.host_id, ())}
+        )
         for reply, each in zip(replies, spoken, strict=True)
     ]
     return [reply.model_copy(update={"epoch": shown_epoch}) for reply in replies]

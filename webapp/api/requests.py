@@ -79,7 +79,8 @@ def inputs_of(operation: Operation) -> Inputs:
         repeated=frozenset(
             name for model in queries for name in model.__ninja_collection_fields__ or ()
         ),
-        has_body=bool(sources & {"body", "form", "file"}),
+        has_body=bool(sources & {"body", "form", "file"})
+        or BYTES_TYPE in str((operation.openapi_extra or {}).get("requestBody")),
         has_file="file" in sources,
     )
 

@@ -26,6 +26,7 @@ from webapp.api import (
     launches,
     library,
     machines,
+    model_copies,
     openapi,
     plans,
     stored_files,
@@ -158,6 +159,8 @@ api.add_router("", jobs.router)
 api.add_router("", stored_files.router)
 api.add_router("/hosts", machines.router)
 api.add_router("/hosts", cached_models.router)
+api.add_router("/hosts", model_copies.router)
+api.add_router("/copies", model_copies.of_hosts)
 api.add_router("/pools", machines.queue_router)
 api.add_router("/workflows", workflows.router)
 api.add_router("", tunings.router)

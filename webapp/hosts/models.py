@@ -156,6 +156,61 @@ class HostModel(UlidModel):
         return f"{self.repository}@{self.commit}"
 
 
+class ModelCopy(UlidModel):
+    """A model on its way over the site into the Hub's cache of a host.
+
+    ``source``: the host that sends it; null: a person, from a folder. The site holds a file from
+    its first byte until the receiving host has verified it.
+    """
+
+    class State(models.TextChoices):
+        """``ACTIVE`` until both ends have done their part, or one cannot."""
+
+        ACTIVE = "active", "Active"
+        DONE = "done", "Done"
+        FAILED = "failed", "Failed"
+        STOPPED = "stopped", "Stopped"
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="copies")
+    source = models.ForeignKey(
+        Host, null=True, blank=True, on_delete=models.CASCADE, related_name="copies_sent"
+    )
+    repository = models.CharField(max_length=200)
+    commit = models.CharField(max_length=40)
+    revision = models.CharField(max_length=255, blank=True)  # that stands for the commit
+    files = models.JSONField(default=list, blank=True)  # runners.shared.messages.CopyFile each
+    there = models.JSONField(default=list, blank=True)  # numbers of files that the host has
+    state = models.CharField(max_length=10, choices=State, default=State.ACTIVE)
+    problem = models.TextField(blank=True)
+    asked_by = models.CharField(max_length=150)  # user name
+    created_at = models.DateTimeField(auto_now_add=True)
+    moved_at = models.DateTimeField(auto_now_add=True)  # bytes came, or a file was taken
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "repository", "commit"],
+                condition=models.Q(state="active"),
+                name="one_active_copy",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.commit[:12]}"
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(each["size_bytes"] for each in self.files)
+
+    @property
+    def there_bytes(self) -> int:
+        """The bytes of the files that the receiving host has."""
+        return sum(self.files[number]["size_bytes"] for number in self.there)
+
+
 class Distinction(models.Model):
     """An operator's statement that a host that looks like the same machine is another one."""
 

@@ -1,14 +1,20 @@
 """The preflight checks of an attempt, by host and server."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from runners.datasets.repositories import DATA_SETS
 from runners.shared.reasons import Reason
 from webapp.audit.models import Event
 from webapp.core.display import capitalised
+from webapp.hosts.models import Host
 from webapp.jobs.allocation import MAX_PREFLIGHTS
+from webapp.jobs.cached_models import hosts_with, largest_use
 from webapp.jobs.models import Job, JobState
+
+MODEL = "Model"  # the check of the weights that a job names
+BY_HOST = "host:"  # before the slug of a host that acts
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,27 @@ def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
             "checks, then the job starts."
         )
         return Preflight(sentence, (_check_run(last),))
-    return Preflight(_outcome(job, events), (_check_run(last),))
+    return Preflight(_outcome(job, events), (_with_copies(job, last),))
+
+
+def _with_copies(job: Job, event: Event) -> CheckRun:
+    """Return checks; of a model that the host cannot have, with a host that has it: two queries."""
+    run, host = _check_run(event), event.actor.removeprefix(BY_HOST)
+    lacks = [each for each in run.checks if each.name == MODEL and not each.is_ok]
+    use = largest_use(job.spec)
+    if not lacks or use is None or use.repository.startswith(DATA_SETS):
+        return run
+    others = dict(Host.objects.filter(team=job.team_id).values_list("pk", "slug"))
+    having = sorted(others[each] for each in hosts_with([use], others.keys())[use])
+    if not having or host in having:
+        return run
+    copy = f"slipway models copy {use.repository} {host} --from {having[0]}"
+    more = f"The cache of {having[0]} has it: `{copy}`."
+    checks = tuple(
+        replace(each, remedy=f"{each.remedy} {more}".strip()) if each in lacks else each
+        for each in run.checks
+    )
+    return replace(run, checks=checks)
 
 
 def _host(job: Job) -> str:
@@ -87,6 +113,6 @@ def _outcome(job: Job, events: Sequence[Event]) -> str:
 
 
 def _check_run(event: Event) -> CheckRun:
-    by_host = event.actor.startswith("host:")
+    by_host = event.actor.startswith(BY_HOST)
     title = "Checked by the host" if by_host else "By the host's last heartbeat"
     return CheckRun(title, event.at, checks_of(event))

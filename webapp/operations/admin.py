@@ -61,6 +61,7 @@ from webapp.hosts.models import (
     Epoch,
     Host,
     HostState,
+    ModelCopy,
     Pool,
     RefusedMessage,
 )
@@ -692,6 +693,11 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_display": ["name", "team", "format", "num_records", "size_bytes", "created_at"],
         "list_filter": ["format", "team"],
         "search_fields": ["name__folded_contains", "sha256"],
+    },
+    ModelCopy: {
+        "list_display": ["repository", "commit", "host", "source", "state", "created_at"],
+        "list_filter": ["state", "host"],
+        "search_fields": ["repository", "commit"],
     },
     Link: {"list_display": ["position", "event_id", "digest"]},
     Cut: {"list_display": ["position", "num_events", "at", "digest"]},

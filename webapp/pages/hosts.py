@@ -67,6 +67,10 @@ MODEL_WORDS = {  # of events: the model, and what the cache keeps
     "host.model_deleted": "Deletion of {0} requested",
     "host.model_pruned": "{0} deleted by the rule for models",
     "host.models_rule": "Keeps {1}",
+    "host.copy_begun": "Copy of {0} begun",
+    "host.copy_done": "{0} copied",
+    "host.copy_failed": "Copy of {0} failed",
+    "host.copy_stopped": "Copy of {0} stopped",
 }
 UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
 

@@ -39,6 +39,7 @@ OWN = Rule("post", OWNER, is_object=True)
 OPERATE = Rule("post", OPERATOR, is_object=True)
 REPORT = Rule("post", HOST)
 ATTEMPT = "api/v1/attempts/<attempt_id>"
+COPY = "api/v1/copies/<copy_id>"
 JOB = "jobs/<slug:job_id>"
 PLAN = "plans/<str:plan_id>"
 RULES = {
@@ -170,6 +171,8 @@ RULES = {
     "hosts/<slug:slug>/models/unpin/": OPERATE,
     "hosts/<slug:slug>/models/delete/": OPERATE,
     "hosts/<slug:slug>/models/rule/": OPERATE,
+    "hosts/<slug:slug>/copies/begin/": OPERATE,
+    "hosts/<slug:slug>/copies/<slug:copy_id>/stop/": OPERATE,
     "hosts/<slug:slug>/environments/<slug:name>/remove/": OPERATE,
     "hosts/<slug:slug>/recheck/": OPERATE,
     "hosts/<slug:slug>/rotate/": OPERATE,
@@ -188,6 +191,12 @@ RULES = {
     f"{ATTEMPT}/events": REPORT,
     f"{ATTEMPT}/data/<dataset_id>": Rule("get", HOST),
     f"{ATTEMPT}/artefacts/<name>/<path:path>": Rule("get", HOST),
+    f"{COPY}": Rule("get", HOST),
+    f"{COPY}/files": Rule("put", HOST),
+    f"{COPY}/files/<number>": Rule("put", HOST),
+    f"{COPY}/files/<number>/taken": REPORT,
+    f"{COPY}/hub/<org>/<name>/resolve/<commit>/<path:path>": Rule("get", HOST),
+    f"{COPY}/end": REPORT,
     "healthz": Rule("get", OPEN),
     "readyz": Rule("get", OPEN),
 }

@@ -15,7 +15,7 @@ from webapp.core.clock import now
 from webapp.datasets.models import Dataset
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage
-from webapp.hosts.models import HostModel, Pool
+from webapp.hosts.models import HostModel, ModelCopy, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan, PlanState
@@ -47,7 +47,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 26
+    assert len(LISTS) == 27
     assert wrong == []
 
 
@@ -59,6 +59,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
         HostModel.objects.create(
             host=host, repository=name, size_bytes=1, num_files=1, is_complete=True
         )
+        ModelCopy.objects.create(host=host, repository=name, commit="a" * 40, asked_by="olga")
     job = Job.objects.get(pk=things["<job_id>"])
     secret_store(team=team, name="WANDB_KEY", value="w" * 8, by=alice)
     token_make(team=team, by=alice, name="desk", scope="read")

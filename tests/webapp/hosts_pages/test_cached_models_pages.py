@@ -105,3 +105,43 @@ def test_the_page_asks_as_often_for_many_models_as_for_one(
     with django_assert_num_queries(len(one.captured_queries)):
         text = client.get(path).content.decode()
     assert "The largest 20 of 31" in text
+
+
+def test_an_operator_copies_a_model_from_another_host_and_stops_it(
+    alice, olga, charlie, host, other_host, model
+):
+    model.host = other_host
+    model.save()
+    target = f"/hosts/{host.slug}/copies"
+    text = page(olga, host)
+    assert f"acme/tiny@{A[:12]} on Box 2, 1.00" in text
+    assert f"slipway models push FOLDER {host.slug}" in text
+    assert "/copies/begin/" not in page(alice, host)
+    chosen = {"model": f"{other_host.slug} {KEY}"}
+    for user, status in ((alice, 403), (charlie, 404)):
+        assert client_of(user).post(f"{target}/begin/", chosen).status_code == status
+    client = client_of(olga)
+    answer = client.post(f"{target}/begin/", chosen, follow=True).content.decode()
+    assert "Box 2 sends acme/tiny to Box at its next heartbeat" in answer
+    assert "at its next heartbeat" in page(alice, host)
+    copy = client.get(f"/api/v1/hosts/{host.slug}/copies").json()["items"][0]
+    assert (copy["source"], copy["state"], copy["size_bytes"]) == (other_host.slug, "active", 0)
+    begun = {"model": KEY, "source": other_host.slug}
+    again = client.post(f"/api/v1/hosts/{host.slug}/copies", begun, "application/json")
+    assert (again.status_code, again.json()["id"]) == (201, copy["id"])
+    answer = client.post(f"{target}/{copy['id']}/stop/", follow=True).content.decode()
+    assert "The copy of acme/tiny to Box is stopped" in answer
+    assert f"Copy of acme/tiny@{A[:12]} stopped" in answer
+    for posted, words in (
+        ("none x/y", "has no host"),
+        (f"{other_host.slug} x/y", "no whole model"),
+    ):
+        answer = client.post(f"{target}/begin/", {"model": posted}, follow=True)
+        assert words in answer.content.decode()
+    for body, words in (
+        ({"model": "acme/x"}, "Give model as org/name@commit with the files"),
+        ({"model": "acme/x@12", "files": [{"path": "a", "size_bytes": 1, "etag": A}]}, "40 hex"),
+        ({**begun, "revision": "main"}, "not both"),
+    ):
+        answer = client.post(f"/api/v1/hosts/{host.slug}/copies", body, "application/json")
+        assert (answer.status_code, words in answer.json()["detail"]) == (422, True), answer.json()

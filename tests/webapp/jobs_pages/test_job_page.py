@@ -7,6 +7,8 @@ from datetime import timedelta
 import pytest
 import time_machine
 
+from runners.jobspec import HubModel, TrainSpec
+from runners.shared.messages import PreflightCheck
 from runners.shared.reasons import Reason
 from tests.webapp.conftest import batch_of, claim, client_of
 from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
@@ -15,6 +17,7 @@ from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.display import THIN, clock
+from webapp.hosts.models import HostModel
 from webapp.jobs import preflight_checks
 from webapp.jobs.gangs import devices_release
 from webapp.jobs.models import Artefact, Job
@@ -384,6 +387,22 @@ def test_a_job_in_preflight_shows_the_first_look_and_then_what_the_host_found(jo
     text = page(alice, job, "events/")
     assert "1 of 2 checks failed" in text
     assert UNFIT.remedy in text
+
+
+def test_a_model_out_of_reach_is_offered_from_a_host_that_has_it(job, alice, other_host):
+    spec = TrainSpec(model=HubModel(repository="acme/tiny", revision="a" * 40))
+    Job.objects.filter(pk=job.pk).update(spec=spec.model_dump(mode="json"))
+    lacking = PreflightCheck(
+        name="model", ok=False, sentence="Out of reach.", remedy="Connect it."
+    )
+    refuse(job, checks=(lacking,))
+    assert "slipway models copy" not in page(alice, job)
+    HostModel.objects.create(
+        host=other_host, repository="acme/tiny", commit="a" * 40, size_bytes=5, num_files=3,
+        is_complete=True,
+    )  # fmt: skip
+    command = f"slipway models copy acme/tiny box --from {other_host.slug}"
+    assert command in page(alice, job)
 
 
 def test_a_job_that_ended_for_it_keeps_the_last_look(job, alice):

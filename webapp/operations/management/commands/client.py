@@ -311,6 +311,8 @@ def _method(call: Schema) -> str:
     content = (call.get("requestBody") or {}).get("content", {})
     if "multipart/form-data" in content:
         given.append("file: Path")
+    elif "application/octet-stream" in content:
+        given.append("body: bytes")
     elif content:
         body = _body(call)
         given.append(f"body: {_type(body)} | JsonObject" if body else "body: JsonObject")
@@ -323,7 +325,7 @@ def _method(call: Schema) -> str:
     elif "text/event-stream" in replies:
         decorator = f'event_stream("{call["path"]}")'
         reply = "Iterator[Event]"
-    elif call["method"] != "GET":
+    elif call["method"] != "GET" and "application/octet-stream" not in content:
         keyed.append("idempotency_key: str | None = None")
     signature = ", ".join([*given, *(["*", *keyed] if keyed else [])])
     words = _words(call)
