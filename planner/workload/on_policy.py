@@ -38,7 +38,7 @@ from planner.specs.workload import (
 )
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, max_concurrency, memory_load, prefill_cost
-from planner.workload.inference_memory import inference_memory, usable_bytes
+from planner.workload.inference_memory import default_requests, inference_memory, usable_bytes
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.preference import Forwards, as_trained
@@ -122,9 +122,9 @@ def _generation(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Ge
     ahead = max(1, workload.staleness if rollout.devices else 0)
     batch = workload.completions * ahead
     completions = math.ceil(batch / (count // rollout.tensor_parallel_size))
-    is_own, engine = rollout.engine == OWN_ENGINE, replica.engine
+    is_own = rollout.engine == OWN_ENGINE
     held = float(max_concurrency(replica, cast("ServeWorkload", replica.workload)))
-    slots = held if is_own else min(held, engine.reserved_requests[1] or held)
+    slots = held if is_own else min(held, default_requests(replica) or held)
     running = max(1.0, float(completions) if is_own else min(float(completions), slots))
     law, prompt = lengths(workload), float(workload.typical_prompt)
     edges = np.linspace(0.0, law.longest_of(float(batch)), DRAIN_POINTS + 1)

@@ -230,7 +230,7 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         tokens = where(most >= 1, load.tokens_per_sequence, longest)
         load = replace(load, tokens_per_sequence=tokens)
     memory = held_memory(setting, ledger, load)
-# A rank whose requests are more than it holds whole fills its cache with a part of the next,
+    # A rank whose requests are more than it holds whole fills its cache with a part of the next,
     # unless the engine runs no more than fit.
     waits = both(offered > most, both(room <= slots, most >= 1))
     if any_of(waits) and not setting.strategy.offload:

@@ -1,6 +1,7 @@
 """What each launcher can and cannot, found by asking it, is the table of the Slurm page."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,30 +10,44 @@ from runners.jobspec import DemoModel, DrillSpec, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
 from runners.launchers import slurm_commands
 from runners.launchers.attempts import AttemptFolder
+from runners.launchers.kubernetes import KubernetesLauncher
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.launchers.slurm_commands import SlurmJob
 from runners.shared.facts import SlurmConfig
+from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.messages import Gang, RunDevice, RunRequest
 from runners.supervision import child
+from tests.runners.cluster.fake import FakeCluster
 
 PAGE = Path("templates/docs/slurm.md")
 START, END = "<!-- launchers -->\n", "<!-- end of launchers -->\n"
 COMMAND = ["python", "-m", "runners.jobs.train", "/attempt"]
 JOB = "17"
+CLUSTER = {"image": "slipway", "volume_claim": "slipway", "mount_path": "/"}
 
 
 class Trial:
     """One launcher with one attempt; ``sent`` are the options of its submissions."""
 
-    def __init__(self, kind: str, folder: AttemptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.sent = folder, list[list[str]]()
+    def __init__(
+        self,
+        kind: str,
+        folder: AttemptFolder,
+        cluster: FakeCluster,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        self.folder, self.cluster, self.sent = folder, cluster, list[list[str]]()
         self.queue: list[SlurmJob] = []
         monkeypatch.setattr(slurm_commands, "queue", lambda: self.queue)
         monkeypatch.setattr(slurm_commands, "submit", self._submit)
-        self.launcher: Launcher = (
-            SlurmLauncher(SlurmConfig(max_jobs=3)) if kind == "Slurm" else LocalLauncher("boot")
-        )
+        cluster.is_holding = True
+        launchers: dict[str, Callable[[], Launcher]] = {
+            "Plain host": lambda: LocalLauncher("boot"),
+            "Slurm": lambda: SlurmLauncher(SlurmConfig(max_jobs=3)),
+            "Kubernetes": lambda: KubernetesLauncher(KubernetesConfig.model_validate(CLUSTER)),
+        }
+        self.launcher = launchers[kind]()
 
     def _submit(self, options: list[str], _script: Path) -> str:
         self.sent.append(options)
@@ -72,11 +87,14 @@ class Trial:
         return self._is_taken(TrainSpec(), num_nodes=2)
 
     def _submitted(self, request: RunRequest) -> list[str]:
-        if not isinstance(self.launcher, SlurmLauncher):
+        if isinstance(self.launcher, LocalLauncher):
             return []  # it starts a process: there is nothing to submit
         child.write_json(self.folder.spec, request.model_dump(mode="json"))
         self.launcher.launch(self.folder)
-        return self.sent[-1]
+        if isinstance(self.launcher, SlurmLauncher):
+            return self.sent[-1]
+        (job,) = self.cluster.jobs.values()
+        return [f"--nodes={job['spec'].get('parallelism', 1)}"]
 
     def takes_several_nodes_as_one_job(self) -> bool:
         return "--nodes=3" in self._submitted(self._ask(TrainSpec(), slots=3, num_processes=2))
@@ -92,6 +110,9 @@ class Trial:
     def says_why_a_job_waits(self) -> bool:
         self._submitted(self._ask(DrillSpec()))
         self.queue = [SlurmJob(JOB, "PENDING", "Resources", f"slipway-{self.folder.attempt_id}")]
+        for pods in self.cluster.pods.values():
+            told = {"type": "PodScheduled", "status": "False", "message": "Insufficient Resources"}
+            pods[0].status = {"phase": "Pending", "conditions": [told]}
         self.launcher.refresh([self.folder])
         return "Resources" in self.launcher.waits_for(self.folder)
 
@@ -116,16 +137,19 @@ ABILITIES: dict[str, Callable[[Trial], bool]] = {
     "Ends a job that has no limit of its own": Trial.limits_time_without_a_limit_of_the_job,
     "A sweep as one array job": Trial.submits_a_sweep_as_one_array,
 }
-LAUNCHERS = ("Plain host", "Slurm")
+LAUNCHERS = ("Plain host", "Slurm", "Kubernetes")
 
 
-def test_the_table_of_launchers_is_what_they_answer(monkeypatch, attempts, is_rewriting):
-    rows = ["| What | Plain host | Slurm |", "|---|---|---|"]
+def test_the_table_of_launchers_is_what_they_answer(monkeypatch, attempts, tmp_path, is_rewriting):
+    rows = [f"| What | {' | '.join(LAUNCHERS)} |", "|---|---|---|---|"]
     for number, (words, ask) in enumerate(ABILITIES.items()):
         cells = []
         for kind in LAUNCHERS:
             folder = attempts.make(f"{kind[0].lower()}{number}")
-            cells.append("yes" if ask(Trial(kind, folder, monkeypatch)) else "no")
+            with closing(FakeCluster(tmp_path)) as cluster:
+                monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+                trial = Trial(kind, folder, cluster, monkeypatch)
+                cells.append("yes" if ask(trial) else "no")
         rows.append(f"| {words} | {' | '.join(cells)} |")
     table = "\n".join(rows) + "\n"
     text = PAGE.read_text()

@@ -26,7 +26,8 @@ from webapp.jobs.cached_models import (
     models_on_host,
     models_pin,
 )
-from webapp.wizard.forms import DecimalNumber, Select
+from webapp.wizard.combobox import Select
+from webapp.wizard.forms import DecimalNumber
 
 NUM_MODELS = 20  # on the host's page, the largest first
 NUM_COPIES = 5  # the newest

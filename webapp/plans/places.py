@@ -231,7 +231,8 @@ def scheduler_nodes(host: Host, document: PlanDocument, devices_per_node: int) -
     if nodes > most:
         raise DraftProblem(
             f"The pinned sizes take {ranks} ranks on {nodes} nodes, and {host.name} has at most "
-            f"{most} slots in {host.get_kind_display()}. Lower them, or enrol the host with --max-jobs {nodes}.",
+            f"{most} slots in {host.get_kind_display()}. Lower them, or enrol the host with "
+            f"--max-jobs {nodes}.",
             "data_parallel_size",
         )
     return nodes

@@ -194,7 +194,9 @@ def test_a_site_answers_when_its_health_page_does(tmp_path):
         server.server_close()
 
 
-def test_a_web_process_that_computes_for_minutes_is_waited_for_and_no_longer(tmp_path, monkeypatch):
+def test_a_web_process_that_computes_for_minutes_is_waited_for_and_no_longer(
+    tmp_path, monkeypatch
+):
     site, clock = up.Site("127.0.0.1", 9, tmp_path), iter(range(0, 10_000, 50))
     web = SimpleNamespace(process=SimpleNamespace(poll=lambda: None), name="web")
     answers = [None, None, None, None, 200]

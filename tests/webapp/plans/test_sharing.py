@@ -161,7 +161,7 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
     with pytest.raises(DraftProblem, match=r"takes 4 nodes.*partition gpu gets at most 3"):
         launchable_of(plan, Launch(partition="gpu"))
     for place, words in ((None, "a pool"), (hosts[1], hosts[1].name)):
-        with pytest.raises(LaunchOptionError, match=f"and {words} starts its jobs itself"):
+        with pytest.raises(LaunchOptionError, match=f"and {words} does not"):
             check_scheduler(place, Launch(partition="main"), Spread(1, 1))
 
 
