@@ -247,7 +247,7 @@ def _draft_words(plan: Plan) -> str:
         return "Draft plan"
     model, goal = document.model, GOALS[document.goal][0]
     named = {"catalog": model.catalog_id, "hub": model.repository, "demo": DEMO_NAME}
-    words = named.get(model.source or "")
+    words = named.get(str(model.source))
     return f"{goal} {words}" if words else f"{goal}, a draft"
 
 
