@@ -75,9 +75,8 @@ def test_an_endpoint_answers_within_six_clicks(page, stack, finished_job):
     page.wait_for_selector("[data-state-now='running']", timeout=LONG_MS)
     hand.press("link", "Playground")
     hand.press("button", re.compile("^(Ask|Send)"))
-    expect(page.locator("#answers, [data-answers], main")).to_contain_text(
-        re.compile("first token", re.IGNORECASE), timeout=LONG_MS
-    )
+    answered = re.compile("first (token|text) after")
+    expect(page.locator("main")).to_contain_text(answered, timeout=LONG_MS)
     assert hand.clicks <= MOST_CLICKS, hand.clicks
 
 
