@@ -27,18 +27,23 @@ three lives of a request: they never reach the steady load that the plan is of. 
 with as many requests at once as it has; where a launch states no limits, the engine's defaults
 hold.
 
-Time to first token on GB10 was said half as long as measured until December 2026. Kept: 16-bit
-arithmetic where the launch takes Marlin's kernels (63 loads, which were said at a quarter); FP8
-weights for Ministral 3; the step that is scheduled already, and the rest of a running step that
-reads prompts (closed form over simulation: 0.78 to 0.94, now 1.01 to 1.04); clean single streams,
-which ask for 2.8 times the attention of prompts. Tried: the experts of prompts as a level of the
-chip, which clean rows put at 0.70; Gemma 4 26B and Qwen3.6-35B-A3B are then read 1.2 to 2.2 times
-too fast, Nemotron 3 in 16 and 4 bits and Mistral Small 4 within 15 %, so it is the model and not
-the chip; the engine's limits (1,024 requests, 8,192 tokens), which these loads never reach. What
-is left, a quarter too short, is no slower step: in 107 runs of the same rate sweeps, steps with
-prompts take 0.8 (median) of the time that the prompts would take alone. Bursts: vLLM's limits on
-A100 (256 at once, 2,048 tokens a step) hold there; a thousand short prompts are still read two to
-six times too fast, mixtures above all.
+Time to first token on GB10 was said 0.60 as long as measured in the median until December 2026,
+now 0.76. On the same 113 open loops it was 40 % off, now 26 %; time per output token 14 %, now 15
+%, and time to the last token 12 %, now 15 %: worse, for 16-bit arithmetic and waits lengthen a
+life, and both were said too long already. Bursts (72): 63 % became 46 %, time per output token 61
+% became 44 %, as requests that wait for a place run in full steps. Six more loads are said to be
+more than can be served. Kept: 16-bit arithmetic where the launch takes Marlin's kernels (63
+loads, which were said at a quarter); FP8 weights for Ministral 3; the step that is scheduled
+already, and the rest of a running step that reads prompts (closed form over simulation: 0.78 to
+0.94, now 1.01 to 1.04); clean single streams, which ask for 2.8 times the attention of prompts.
+Tried: the experts of prompts as a level of the chip, which clean rows put at 0.70; Gemma 4 26B
+and Qwen3.6-35B-A3B are then read 1.2 to 2.2 times too fast, Nemotron 3 in 16 and 4 bits and
+Mistral Small 4 within 15 %, so it is the model and not the chip; the engine's limits (1,024
+requests, 8,192 tokens), which these loads never reach. What is left, a quarter too short, is no
+slower step: in 107 runs of the same rate sweeps, steps with prompts take 0.8 (median) of the time
+that the prompts would take alone. Bursts: vLLM's limits on A100 (256 at once, 2,048 tokens a
+step) hold there; a thousand short prompts are still read two to six times too fast, mixtures
+above all.
 """
 LOADS = {"concurrency": "closed loops", "burst_requests": "bursts"}
 STEADY_LIVES = 3  # of requests, over which calls must come

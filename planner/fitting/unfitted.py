@@ -25,7 +25,9 @@ Three collections of measurements that take part in no fit: a third of the servi
 TensorRT-LLM that InferenceX published (`planner/validation/unfitted_serving.csv`; whole sweeps, by
 a checksum of their names), single streams on hardware that people own, of four of eleven sources
 chosen by a checksum of their names (`planner/validation/unfitted_streams.csv`; the others are in
-`inference_owned.csv`, and fitted), and training by tools of which the fits have no row
+`inference_owned.csv`, and fitted) and of one model of a fitted source (Qwen3.6-35B-A3B on GB10, by
+a checksum of its folder; its speeds at 4,096 and 16,384 tokens had been looked at before the rows
+were chosen), and training by tools of which the fits have no row
 (`planner/validation/unfitted_training.csv`). A question of the streams is the median over back
 ends and runs; those whose answers differ more than twice are left out. The rows were not shut
 away: that vLLM keeps an 8-bit cache on Blackwell was taken from InferenceX's launch scripts, what
