@@ -130,7 +130,9 @@ def complete(name: str, value) -> dict:
         "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
     }
     if name in {"objective", "engine"} and value not in {"supervised", "slipway", None}:
-        return {name: value, "data_source": "file", "data_path": "a.jsonl"}  # TRL's
+        rewards = {"reward_function": "exact_match", "max_completion_length": 64}
+        rewards = rewards if value == "grpo" else {}
+        return {name: value, "data_source": "file", "data_path": "a.jsonl", **rewards}  # TRL's
     if name == "precompute_reference" and value:
         return {name: value} | complete("objective", "dpo")
     return {name: value} | (needed.get(value, {}) if name == "data_source" else {})
