@@ -100,6 +100,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("models/", model_catalog.model_list, name="model-list"),
     path("models/new/", model_catalog.model_new, name="model-new"),
     path("models/<slug:model_id>/evaluate/", evaluation.model_evaluate, name="model-evaluate"),
+    path("models/<slug:model_id>/publish/", evaluation.model_push, name="model-publish"),
     path("models/<slug:model_id>/rename/", model_catalog.model_rename_view, name="model-rename"),
     path("models/<slug:model_id>/delete/", model_catalog.model_delete_view, name="model-delete"),
     path("models/<path:model_id>/", model_catalog.model_detail, name="model-detail"),

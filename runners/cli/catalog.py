@@ -275,6 +275,30 @@ def model_delete(
     typer.echo(f"Deleted {found.name} ({found.id}).")
 
 
+@models.command("publish")
+def model_publish(
+    model: ModelArgument,
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="On the Hub.")],
+    *,
+    public: Annotated[
+        bool, typer.Option("--public", help="A repository that is made is public.")
+    ] = False,
+    branch: Annotated[str, typer.Option("--branch", help="Instead of main.")] = "",
+    output: OutputOption = "table",
+) -> None:
+    """Push a model that a job made to the Hub, with a card of its measured figures."""
+    from runners.cli.server import server, wrote
+
+    with server() as client:
+        found = _model_of(client, model)
+        job = client.publish_model(
+            found.id,
+            {"repository": repository, "revision": branch, "is_private": not public},
+        )
+    if not wrote(job, output):
+        typer.echo(job.id)
+
+
 def _of_team(client: "Slipway") -> "list[ModelReply]":
     """Return the models of the team, which the list has before those of the catalog."""
     listed = client.paginate(client.list_models, limit=200)

@@ -708,6 +708,20 @@ class Operations:
     ) -> JobDetail:
         """Queue an evaluation of one of the team's models; the reply is its job."""
 
+    @operation("POST", "/publications/{model_id}")
+    def publish_model(
+        self,
+        model_id: str,
+        body: PublishRequest | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> JobDetail:
+        """Queue the push of a model that a job made to a repository of the Hub; the reply is its job.
+
+        Its card has base model, data, method and the measured figures. The team's secret HF_TOKEN is
+        checked first: it must be able to write to the repository's owner.
+        """
+
     @operation("GET", "/data")
     def list_data(self, *, limit: int = 50, cursor: str = "") -> DatasetPage:
         """Return the teams' uploaded files, newest first."""

@@ -318,6 +318,14 @@ class PretrainStep(TypedDict):
     sweep: NotRequired[dict[str, Any]]
 
 
+class PublishRequest(TypedDict):
+    """Where a model is pushed to."""
+
+    repository: str
+    revision: NotRequired[str]
+    is_private: NotRequired[bool]
+
+
 class QueueMove(TypedDict):
     """A new place or priority of a queued job."""
 

@@ -49,7 +49,7 @@ from runners.supervision.classification import DOWNLOAD_FAILED
 LOOK_UP_SECONDS = 30.0
 REPORT_SECONDS = 1.0  # between two reports of progress
 # What a job ends with, by the kind of failure; others are of the network or the hub.
-_MARKERS = {
+MARKERS = {
     "disk_full": "DISK_FULL",
     **dict.fromkeys(
         (
@@ -235,7 +235,7 @@ def drop_credentials() -> None:
         (Path(secrets) / HUB_TOKEN).unlink(missing_ok=True)
 
 
-def _own_variables() -> dict[str, str]:
+def own_variables() -> dict[str, str]:
     """Return this process's variables without those that this package set for the job itself."""
     return {name: value for name, value in os.environ.items() if name not in OFFLINE_AND_QUIET} | {
         name: os.environ[name] for name in HUB_VARIABLES if name in os.environ
@@ -258,14 +258,14 @@ def main() -> None:
     folder, *command = sys.argv[1:]
     emitter = Emitter.from_environment()
     try:
-        settings = with_token(from_environment(_own_variables()))
+        settings = with_token(from_environment(own_variables()))
         fetching = Fetching(Path(folder), settings, emitter)
         signal.signal(signal.SIGTERM, lambda *_: fetching.stop())
         fetch_models(Path(folder), fetching)
     except DownloadStoppedError:
         sys.exit(TERMINATED)
     except (HubError, HubSettingsError, BadInputError) as error:
-        marker = getattr(error, "prefix", "") or _MARKERS.get(getattr(error, "kind", ""))
+        marker = getattr(error, "prefix", "") or MARKERS.get(getattr(error, "kind", ""))
         sys.stderr.write(f"{marker or DOWNLOAD_FAILED}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)
     finally:

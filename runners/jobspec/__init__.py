@@ -37,6 +37,7 @@ from runners.jobspec.compress import (
     DrillSpec,
     EvaluateSpec,
     ProveSpec,
+    PublishSpec,
 )
 from runners.jobspec.generate import (
     Attention,
@@ -86,6 +87,7 @@ __all__ = [
     "PromptLookup",
     "Prompts",
     "ProveSpec",
+    "PublishSpec",
     "RandomModel",
     "RunDocument",
     "SampleOptions",
@@ -121,7 +123,8 @@ _AnyJobSpec = Annotated[
     | GenerateSpec
     | ServeSpec
     | DrillSpec
-    | ProveSpec,
+    | ProveSpec
+    | PublishSpec,
     Field(discriminator="kind"),
 ]
 ModelSpec = Annotated[_AnyModelSpec, BeforeValidator(upgrade_spec)]  # every kind with a model

@@ -16,7 +16,17 @@ from pydantic import (
     model_validator,
 )
 
-from runners.jobspec.base import NAME_LENGTH, Figure, ModelRef, ResumableDocument, RunDocument
+from runners.jobspec.base import (
+    NAME_LENGTH,
+    ArtefactModel,
+    Figure,
+    FolderModel,
+    ModelRef,
+    Repository,
+    ResumableDocument,
+    RevisionText,
+    RunDocument,
+)
 
 # ---------------------------------------------------------------------------
 # Compression options: the method and its settings.
@@ -530,6 +540,23 @@ class EvaluateSpec(RunDocument):
     evaluation_tokens: PositiveInt = 8192
     tasks: EvaluationTasks | None = None
     seed: int = 17
+
+
+LONGEST_CARD = 64_000  # characters
+
+
+class PublishSpec(RunDocument):
+    """Push a model's folder, with a card as its README.md, to a repository of the Hub.
+
+    ``card``: Markdown with the Hub's YAML before it. The token is the secret ``HF_TOKEN``.
+    """
+
+    kind: Literal["publish"] = "publish"
+    model: Annotated[ArtefactModel | FolderModel, Field(discriminator="source")]
+    repository: Repository
+    revision: RevisionText = ""  # branch; "": main
+    is_private: bool = True  # of a repository that the job makes
+    card: str = Field(min_length=1, max_length=LONGEST_CARD)
 
 
 class DrillSpec(RunDocument):

@@ -8,7 +8,7 @@ from typing import Literal
 from runners.jobspec.engines import ENGINES, OWN
 
 KindName = Literal[
-    "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove"
+    "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove", "publish"
 ]
 
 
@@ -48,5 +48,6 @@ ROWS = (
     ),
     Kind("drill", "Drill", "runners.jobs.drill"),
     Kind("prove", "Validation", "runners.jobs.prove"),
+    Kind("publish", "Publish", "runners.jobs.publish", packages=("huggingface-hub",)),
 )
 KINDS: Mapping[str, Kind] = MappingProxyType({each.name: each for each in ROWS})

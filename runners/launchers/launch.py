@@ -27,6 +27,7 @@ from runners.jobspec import (
     JobSpec,
     MixedData,
     ProveSpec,
+    PublishSpec,
     TrainData,
     TrainSpec,
 )
@@ -291,13 +292,19 @@ def inherited_variables(spec: JobSpec) -> list[str]:
     They are pip's if it may build an environment, and the hub's if it may download something.
     """
     pip = pip_variables() if environments_of(spec) != [MAIN] else ()
-    return sorted({*pip, *(HUB_VARIABLES if hub_references(spec) else ())})
+    return sorted({*pip, *(HUB_VARIABLES if _asks_hub(spec) else ())})
+
+
+def _asks_hub(spec: JobSpec) -> bool:
+    return isinstance(spec, PublishSpec) or bool(hub_references(spec))
 
 
 def after_download(
     spec: JobSpec, folder: Path, argv: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return a command that first downloads what a spec names by repository, and its variables."""
+    if isinstance(spec, PublishSpec):
+        return argv, dict.fromkeys(OFFLINE, "0")
     if not hub_references(spec):
         return argv, {}
     return [sys.executable, "-m", FETCH, str(folder), *argv], dict.fromkeys(OFFLINE, "0")

@@ -1,4 +1,4 @@
-"""A small hub: the part of the Hugging Face Hub's HTTP API that downloads use, over a folder.
+"""A small hub: what downloads and uploads use of the Hugging Face Hub's HTTP API, over a folder.
 
 Each ``FOLDER/org/name`` is a repository, ``FOLDER/datasets/org/name`` one of data; its commit is
 the digest of its content. In tests::
@@ -16,6 +16,7 @@ Sources: huggingface_hub, hf_api.py and file_download.py; answers of huggingface
 """
 
 import argparse
+import base64
 import hashlib
 import json
 import mmap
@@ -116,6 +117,8 @@ class Hub:
     bytes_per_second: float = 0.0
     hold_at: int = -1  # bytes of large bodies in all, after which they wait for ``go_on``
     page: bytes = b""  # instead of every document: a captive portal
+    writers: dict[str, dict[str, Any]] = field(default_factory=dict)  # token: name, role, orgs
+    cut_uploads: int = 0  # large bodies that are received halfway and answered with 500
     log: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -123,6 +126,7 @@ class Hub:
         self._commits: dict[str, dict[str, StoredFile]] = {}
         self._states: dict[str, tuple[tuple[object, ...], str]] = {}
         self.large_sent = 0
+        self.uploaded: dict[str, bytes] = {}  # by SHA-256, until a commit names them
         self.held = threading.Event()
         self.go_on = threading.Event()
         hub = self
@@ -265,6 +269,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         hub, parts = self.hub, urlsplit(self.path)
         self.line = Answer(
@@ -282,6 +292,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(429, b"", {"Retry-After": hub.limited.pop(0)})
         elif hub.failing:
             self._send(hub.failing.pop(0), b"")
+        elif self.command in {"POST", "PUT"}:
+            self._write(segments)
+        elif segments == ["api", "whoami-v2"]:
+            self._whoami()
         elif segments[:2] == ["api", "models"] and len(segments) in {4, 6}:
             revision = segments[5] if len(segments) == 6 else "main"
             answer = self._tree if segments[4:5] == ["tree"] else self._model
@@ -348,6 +362,96 @@ class _Handler(BaseHTTPRequestHandler):
     def _error(self, status: int, code: str, message: str) -> None:
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
         self._send(status, json.dumps({"error": message}).encode(), headers)
+
+    # Writing. Sources: huggingface_hub 2.4, hf_api.py, lfs.py and _commit_api.py.
+
+    def _json(self, document: object, status: int = 200) -> None:
+        body = json.dumps(document).encode()
+        self._send(status, body, {"Content-Type": "application/json"})
+
+    def _whoami(self) -> None:
+        writer = self.hub.writers.get(self._token())
+        if writer is None:
+            self._error(401, "", "Invalid credentials in Authorization header")
+            return
+        orgs = [{"name": each} for each in writer.get("orgs", ())]
+        token = {"displayName": "t", "role": writer["role"]}
+        self._json({"type": "user", "name": writer["name"], "orgs": orgs,
+                    "auth": {"type": "access_token", "accessToken": token}})  # fmt: skip
+
+    def _write(self, segments: list[str]) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if segments[0] == "lfs-upload":
+            self._receive_large(segments[1], body)
+            return
+        writer = self.hub.writers.get(self._token())
+        if writer is None or writer["role"] == "read":
+            self._error(403 if writer else 401, "", "This token may not write")
+        elif segments == ["api", "validate-yaml"]:
+            self._json({"errors": [], "warnings": []})
+        elif segments == ["api", "repos", "create"]:
+            self._create(json.loads(body))
+        elif segments[:2] == ["api", "models"] and segments[4:5] == ["preupload"]:
+            files = json.loads(body)["files"]
+            modes = [
+                {
+                    "path": each["path"],
+                    "uploadMode": "lfs" if Path(each["path"]).suffix in LARGE else "regular",
+                    "shouldIgnore": False,
+                }
+                for each in files
+            ]
+            self._json({"files": modes})
+        elif segments[2:] == ["info", "lfs", "objects", "batch"]:
+            self._json({"objects": [self._object(each) for each in json.loads(body)["objects"]]})
+        elif segments[:2] == ["api", "models"] and segments[4:5] == ["commit"]:
+            self._commit("/".join(segments[2:4]), body)
+        else:
+            self._send(404, b"")
+
+    def _create(self, wanted: dict[str, Any]) -> None:
+        name = "/".join(filter(None, (wanted.get("organization"), wanted["name"])))
+        if self.hub.has(name):
+            error = "You already created this model repo"
+            self._json({"error": error, "url": f"{self.hub.url}/{name}"}, 409)
+            return
+        (self.hub.folder / name).mkdir(parents=True)
+        if wanted.get("private") or wanted.get("visibility") == "private":
+            self.hub.private.add(name)
+        self._json({"url": f"{self.hub.url}/{name}"})
+
+    def _object(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        if wanted["oid"] in self.hub.uploaded or self.hub.large(wanted["oid"]):
+            return wanted
+        href = f"{self.hub.storage}/lfs-upload/{wanted['oid']}"
+        return wanted | {"actions": {"upload": {"href": href}}}
+
+    def _receive_large(self, sha256: str, body: bytes) -> None:
+        if self.hub.cut_uploads:
+            self.hub.cut_uploads -= 1
+            self._send(400, b"<Error>RequestTimeout</Error>")
+        elif hashlib.sha256(body).hexdigest() != sha256:
+            self._send(400, b"<Error>BadDigest</Error>")
+        else:
+            self.hub.uploaded[sha256] = body
+            self._send(200, b"")
+
+    def _commit(self, repository: str, body: bytes) -> None:
+        for line in body.splitlines():
+            each = json.loads(line)
+            value = each["value"]
+            if each["key"] == "header":
+                continue
+            path = self.hub.folder / repository / value["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if each["key"] == "file":
+                path.write_bytes(base64.b64decode(value["content"]))
+            else:
+                known = self.hub.uploaded.pop(value["oid"], None)
+                path.write_bytes(known if known is not None else path.read_bytes())
+        commit = self.hub.commit(repository)
+        url = f"{self.hub.url}/{repository}/commit/{commit}"
+        self._json({"success": True, "commitOid": commit, "commitUrl": url})
 
     # Files
 

@@ -42,7 +42,7 @@ from runners.client.replies.library import (
     TechniqueReply,
 )
 from runners.datasets.records import Format
-from runners.jobspec.base import MAX_UPLOAD_BYTES, NAME_LENGTH
+from runners.jobspec.base import MAX_UPLOAD_BYTES, NAME_LENGTH, RevisionText
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -54,7 +54,7 @@ from webapp.accounts.services import (
 )
 from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
 from webapp.api.jobs import job_detail
-from webapp.api.requests import Paging, Sent, ShortPaging, page_keys, page_of
+from webapp.api.requests import Paging, Sent, ShortPaging, job_key, page_keys, page_of
 from webapp.bench.ratios import stored
 from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
@@ -70,6 +70,7 @@ from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.measurement_decisions import may_decide, measurement_decide
 from webapp.jobs.models import Job, Measurement
+from webapp.jobs.publishing import model_publish
 from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters
@@ -289,6 +290,45 @@ def model_evaluate(
         "documents": str(body.documents or ""),
     }
     job = evaluation_submit(model=model, by=signed_in(request), tasks=tasks_of(posted))
+    return Status(201, job_detail(load_job(request, job.pk), request))
+
+
+class PublishRequest(Sent):
+    """Where a model is pushed to."""
+
+    repository: Annotated[
+        str,
+        Field(min_length=3, max_length=250, description="As owner/name; made if there is none"),
+    ]
+    revision: Annotated[RevisionText, Field(description="Branch; empty: main")] = ""
+    is_private: Annotated[bool, Field(description="Of a repository that is made")] = True
+
+
+@router.post(
+    "/publications/{model_id}",
+    auth=LAUNCH,
+    response={201: JobDetail, **REFUSALS},
+    operation_id="publish_model",
+)
+def model_push(request: HttpRequest, model_id: str, body: PublishRequest) -> Status[JobDetail]:
+    """Queue the push of a model that a job made to a repository of the Hub; the reply is its job.
+
+    Its card has base model, data, method and the measured figures. The team's secret HF_TOKEN is
+    checked first: it must be able to write to the repository's owner.
+    """
+    model = get_object_or_404(TeamModel.objects.visible_to(request.user), pk=model_id)
+    if not has_role(request.user, model.team, Role.PRACTITIONER):
+        raise ForbiddenProblem(
+            "role_too_low", "To push a model you need the role Practitioner or higher."
+        )
+    job = model_publish(
+        model=model,
+        repository=body.repository,
+        revision=body.revision,
+        is_private=body.is_private,
+        by=signed_in(request),
+        idempotency_key=job_key(request),
+    )
     return Status(201, job_detail(load_job(request, job.pk), request))
 
 

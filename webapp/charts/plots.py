@@ -156,6 +156,7 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "evaluate": (MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),
     "prove": (MEMORY, PROCESSOR),
+    "publish": (PROCESSOR,),
 }
 _UNITS_BY_SUFFIX = (
     ("_seconds", "seconds", "s", 1.0),

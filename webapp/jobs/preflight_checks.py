@@ -81,7 +81,7 @@ def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
 
 
 def _with_copies(job: Job, event: Event) -> CheckRun:
-    """Return checks; of a model that the host cannot get, with a host that has it: two queries."""
+    """Return checks; of a model that a host cannot have, with one that has it: two queries."""
     run, host = _check_run(event), event.actor.removeprefix(BY_HOST)
     lacks = [each for each in run.checks if each.name == MODEL and not each.is_ok]
     use = largest_use(job.spec)

@@ -46,6 +46,7 @@ from webapp.jobs.evaluating import left_model
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Job
 from webapp.jobs.permissions import refusal
+from webapp.jobs.publishing import may_publish
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change, stored_of_model
 from webapp.modelhub.catalog import FACETS, SORTS, listed_models, makers
 from webapp.modelhub.models import (
@@ -163,6 +164,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
     context: dict[str, Any] = {
         "team_model": team_model,
         "evaluation": _evaluation(request, team_model),
+        "may_publish": _may_publish(request, team_model),
         "entry": entry,
         "name": name,
         "plan_model": team_model.pk if team_model else name,
@@ -190,6 +192,13 @@ def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
     if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
         return ""
     return left_model(model).evaluation
+
+
+def _may_publish(request: HttpRequest, model: TeamModel | None) -> bool:
+    """Return whether the user may push a model, and its files are on a host."""
+    if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
+        return False
+    return may_publish(model)
 
 
 def _changing(request: HttpRequest, model: TeamModel | None) -> dict[str, Any]:

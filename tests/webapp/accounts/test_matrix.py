@@ -116,6 +116,7 @@ RULES = {
     "models/": PAGE,
     "models/new/": Rule("get", PRACTITIONER),
     "models/<slug:model_id>/evaluate/": ACT,
+    "models/<slug:model_id>/publish/": ACT,
     "models/<slug:model_id>/rename/": ACT,
     "models/<slug:model_id>/delete/": ACT,
     "models/<path:model_id>/": OBJECT,
