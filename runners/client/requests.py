@@ -72,14 +72,6 @@ class CompressStep(TypedDict):
     sweep: NotRequired[dict[str, Any]]
 
 
-class CopyFile(TypedDict):
-    """A file of a model that is copied; ``etag`` is its digest."""
-
-    path: str
-    size_bytes: int
-    etag: str
-
-
 class Cordon(TypedDict):
     """Why a device takes no new jobs."""
 
@@ -250,7 +242,7 @@ class NewModelCopy(TypedDict):
     model: str
     source: NotRequired[str | None]
     revision: NotRequired[str | None]
-    files: NotRequired[list[CopyFile]]
+    files: NotRequired[list[PushedFile]]
 
 
 class NewToken(TypedDict):
@@ -324,6 +316,14 @@ class PublishRequest(TypedDict):
     repository: str
     revision: NotRequired[str]
     is_private: NotRequired[bool]
+
+
+class PushedFile(TypedDict):
+    """A file that a person sends."""
+
+    path: str
+    size_bytes: int
+    etag: str
 
 
 class QueueMove(TypedDict):

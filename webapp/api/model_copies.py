@@ -21,6 +21,7 @@ from runners.jobspec.base import REPOSITORY, RevisionText
 from runners.shared.messages import (
     MAX_COPIED_FILES,
     CopyEnd,
+    CopyFile,
     CopyFiles,
     CopyState,
     Etag,
@@ -28,7 +29,6 @@ from runners.shared.messages import (
     StoredBytes,
     UploadState,
 )
-from runners.shared.messages import CopyFile as HostFile
 from webapp.accounts.services import visible_or_404
 from webapp.api.auth import ADMIN, READ
 from webapp.api.hosts import OF_HOSTS, HostAuth, calling_host
@@ -88,7 +88,7 @@ def copy_list(request: HttpRequest, slug: str, paging: Query[Paging]) -> ModelCo
     return ModelCopyPage(items=items, next_cursor=more)
 
 
-class CopyFile(Sent):
+class PushedFile(Sent):
     """A file that a person sends."""
 
     path: Annotated[FilePath, Field(description="Below the model's folder")]
@@ -117,7 +117,7 @@ class NewModelCopy(Sent):
         Field(description="Branch or tag that stands for the commit of the files; null: none"),
     ] = None
     files: Annotated[
-        list[CopyFile],
+        list[PushedFile],
         Field(max_length=MAX_COPIED_FILES, description="In the order of sending; not with source"),
     ] = []
 
@@ -161,7 +161,7 @@ def copy_begin(request: HttpRequest, slug: str, body: NewModelCopy) -> Status[Mo
         repository=repository,
         commit=commit,
         revision=body.revision or "",
-        files=[HostFile.model_validate(each.model_dump()) for each in body.files],
+        files=[CopyFile.model_validate(each.model_dump()) for each in body.files],
         by=by,
     )
     return Status(201, _detail(copy))
