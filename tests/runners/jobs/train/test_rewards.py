@@ -7,6 +7,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.train.trl.rewards import RewardProcess
 from runners.jobspec import FileData, FolderModel, TrainSpec
 from runners.jobspec.rewards import parse_rewards
+from runners.launchers.launch import render_argv
 from runners.plans.workloads import FinetuneWork
 
 FILE = """
@@ -95,6 +96,22 @@ GRPO = {
     "reward_functions": parse_rewards("exact_match"),
     "sequence_length": 512,
 }
+
+
+def test_a_tracker_has_an_environment_beside_the_trainers_and_an_address_only_with_a_server(
+    tmp_path,
+):
+    tracked = TrainSpec(**GRPO, tracker={"name": "mlflow", "url": "https://m.example.org"})
+    assert render_argv(tracked, tmp_path)[3:5] == ["trl,mlflow", "runners.jobs.train"]
+    own = TrainSpec(tracker={"name": "tensorboard"})
+    assert render_argv(own, tmp_path)[3:5] == ["main,tensorboard", "runners.jobs.train"]
+    for tracker, problem in [
+        ({"name": "tensorboard", "url": "https://m.example.org"}, "no server; leave url out"),
+        ({"name": "mlflow", "url": "file:///etc"}, "should match pattern"),
+        ({"name": "neptune"}, "'tensorboard', 'mlflow', 'wandb' or 'trackio'"),
+    ]:
+        with pytest.raises(ValidationError, match=problem):
+            TrainSpec(tracker=tracker)
 
 
 def test_a_spec_and_a_document_that_cannot_be_rewarded_are_refused_with_the_way_out():
