@@ -5,18 +5,18 @@ The surroundings are what a document only names: its model and the cluster of it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
+from planner.specs.on_policy import RolloutSpec
 from planner.specs.units import GIB
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
     ServeWorkload,
     Strategy,
-    TrainObjective,
     TrainWorkload,
     Workload,
 )
@@ -143,13 +143,11 @@ def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
 
 
 def _train(values: PretrainWork) -> TrainWorkload:
-    if isinstance(values, FinetuneWork) and values.objective == "grpo" and not PLANS_GRPO:
-        return _update_alone(values)
     method = values.method if isinstance(values, FinetuneWork) else "pretrain"
     is_adapter = method in TRAININGS and TRAININGS[method].adapter_base is not None
     return TrainWorkload(
         sequence_length=values.sequence_length,
-        global_batch_size=values.global_batch_size,
+        global_batch_size=values.sequences_per_step,
         # The model's head implies classification.
         method="full" if method == CLASSIFICATION else method,
         optimizer=values.optimizer,
@@ -160,15 +158,12 @@ def _train(values: PretrainWork) -> TrainWorkload:
     )
 
 
-PLANS_GRPO = "grpo" in get_args(TrainObjective)  # with the generation of its answers
-COSTED = (  # of an objective, under the same names in the planner where it knows them
-    "objective",
-    "precompute_reference",
+COSTED = ("objective", "precompute_reference")
+COSTED_OF_GRPO = (  # under the same names in the planner
     "num_generations",
     "max_completion_length",
     "max_prompt_length",
     "num_iterations",
-    "temperature",
     "generator",
 )
 
@@ -177,26 +172,10 @@ def _objective_of(values: PretrainWork) -> dict[str, Any]:
     """Return what a fine-tuning's loss compares; a pre-training's is supervised."""
     if not isinstance(values, FinetuneWork):
         return {}
-    known = TrainWorkload.model_fields.keys()
-    fields = {name: getattr(values, name) for name in COSTED if name in known}
-    if "beta" in known and values.objective == "grpo":
-        fields["beta"] = values.beta or 0.0
-    return fields
-
-
-def _update_alone(values: FinetuneWork) -> TrainWorkload:
-    """Return GRPO's update as a supervised training of the answers of a step with their prompts.
-
-    It costs neither the generation of the answers nor a reference.
-    """
-    supervised = values.model_copy(
-        update={
-            "objective": "supervised",
-            "global_batch_size": values.sequences_per_step,
-            "sequence_length": values.longest_prompt + values.max_completion_length,
-        }
-    )
-    return _train(supervised)
+    is_grpo = values.objective == "grpo"
+    names = (*COSTED, *COSTED_OF_GRPO) if is_grpo else COSTED
+    fields = {name: getattr(values, name) for name in names}
+    return fields | ({"beta": values.beta or 0.0} if is_grpo else {})
 
 
 def _compress(values: CompressWork) -> CompressWorkload:
@@ -225,6 +204,8 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
         pins = {**_pinned_by_options(values), **pins}
         if surroundings.runs_jobs:
             _refuse_contradiction(Strategy(**pins), options)
+            if isinstance(values, FinetuneWork) and values.objective == "grpo":
+                pins.setdefault("rollout", RolloutSpec(engine="transformers"))  # as its job does
     if not surroundings.runs_jobs:  # TRL itself trains on several devices, its jobs here on one
         options.pop("engine", None)
     pins = {**_layout_of_options(options), **pins}
