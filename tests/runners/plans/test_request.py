@@ -76,7 +76,8 @@ def test_the_workload_of_each_goal_is_the_planners():
             "finetune",
             {"objective": "grpo", "reward_function": "exact_match", "max_prompt_length": 100}
             | {"global_batch_size": 3, "num_generations": 4, "max_completion_length": 28},
-            {"sequence_length": 128, "global_batch_size": 12, "objective": "supervised"},
+            {"objective": "grpo", "global_batch_size": 12, "num_generations": 4}
+            | {"max_prompt_length": 100, "max_completion_length": 28, "beta": 0.0},
         ),
         ("finetune", {"objective": "reward"}, {"sequences_per_record": 2, "method": "lora"}),
         ("pretrain", {}, {"method": "pretrain", "lora_rank": None, "tokens": None}),
