@@ -16,7 +16,7 @@ from tests.hub.models import make_gguf
 from tests.runners.jobs.serve.test_agents import RECORDED
 from tests.stack import Stack
 from tests.system.webapp.caller import ARGUMENTS, TOOL, make_caller
-from tests.system.webapp.test_by_name import Site
+from tests.system.webapp.test_by_name import Site, hub_variables
 from tests.system.webapp.test_deployments_by_name import Deployed, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -75,11 +75,7 @@ def site(tmp_path_factory) -> Iterator[Site]:
     folder: Path = tmp_path_factory.mktemp("agents")
     make_gguf(folder / "hub/tiny/caller-GGUF", make_caller(folder / "hub/tiny/caller"))
     with Hub(folder / "hub") as hub:
-        variables = {
-            "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "0",
-            "TRANSFORMERS_OFFLINE": "0", "NO_PROXY": "*",
-        }  # fmt: skip
-        with Stack(folder / "site", **variables) as stack:
+        with Stack(folder / "site", **hub_variables(hub, folder)) as stack:
             yield Site(stack, hub)
 
 

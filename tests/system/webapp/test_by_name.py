@@ -76,6 +76,14 @@ class Site:
         return self.ended(answer)
 
 
+def hub_variables(hub: Hub, folder: Path) -> dict[str, str]:
+    """What a site is started with, to ask the test's hub and keep its files in a folder."""
+    return {
+        "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "0",
+        "TRANSFORMERS_OFFLINE": "0", "NO_PROXY": "*",
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory) -> Path:
     folder: Path = tmp_path_factory.mktemp("repositories")
@@ -86,11 +94,7 @@ def repositories(tmp_path_factory) -> Path:
 @pytest.fixture
 def site(tmp_path, repositories) -> Iterator[Site]:
     with Hub(repositories) as hub:
-        variables = {
-            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0",
-            "NO_PROXY": "*",
-        }  # fmt: skip
-        with Stack(tmp_path / "site", **variables) as stack:
+        with Stack(tmp_path / "site", **hub_variables(hub, tmp_path)) as stack:
             yield Site(stack, hub)
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -13,8 +15,10 @@ import openai
 import psutil
 import pytest
 
+from tests.hub.hub_server import Hub
 from tests.stack import HOST_SLUG, Stack, wait_for
-from tests.system.webapp.test_by_name import Site, repositories, site  # noqa: F401 (fixtures)
+from tests.system.clocks import Clock
+from tests.system.webapp.test_by_name import Site, hub_variables, repositories, site  # noqa: F401 (fixtures)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DOCUMENT = {
@@ -70,6 +74,10 @@ class Deployed:
     @property
     def now(self) -> dict[str, Any]:
         return self.call("GET", f"/deployments/{self.id}")
+
+    @property
+    def jobs(self) -> set[str]:
+        return {each["job"] for each in self.now["replicas"]}
 
     def used(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -267,7 +275,7 @@ async def rolled(deployed: Deployed) -> None:
             return count
 
         asking = [asyncio.create_task(ask_on()) for _ in range(4)]
-        old = {each["job"] for each in deployed.now["replicas"]}
+        old = deployed.jobs
         changed = {"launch": {"priority": "low"}}
         await asyncio.to_thread(deployed.call, "PATCH", f"/deployments/{deployed.id}", changed)
 
@@ -292,6 +300,48 @@ async def revoked(deployed: Deployed) -> None:
                 await asyncio.to_thread(deployed.call, "DELETE", path)
         assert "revoked" in lines[-1]
         assert (await deployed.ask(http, *MIXED[0])).status_code == 401
+
+
+def test_clocks_that_are_set_under_streams_cut_none_and_end_no_replica(repositories, tmp_path):
+    """The time of day of the host's agent, then of the site's processes, leaps by an hour."""
+    noon = datetime.now(UTC).replace(hour=12)  # no leap reaches another day or month
+    base = (noon - datetime.now(UTC)).total_seconds()
+    clocks = {name: Clock(tmp_path / name, base) for name in ("host", "site")}
+    with Hub(repositories) as hub:
+        variables = hub_variables(hub, tmp_path) | clocks["site"].variables
+        with Stack(tmp_path / "stack", **variables) as stack:
+            stack.environment |= clocks["host"].variables
+            stack.restart("host")
+            deployed = Deployed(Site(stack, hub))
+            for name, sign in (("host", 1), ("site", -1)):
+                for leap in (3600, -3600, 0):
+                    asyncio.run(leapt(deployed, clocks[name], base + leap, f"{name} {leap:+} s"))
+                    ahead = sign * leap
+                    wait_for(lambda ahead=ahead: abs(ahead_of(stack) - ahead) < 60, "the leap")
+
+
+def ahead_of(stack: Stack) -> float:
+    """Return the seconds that the site says its host's clock is ahead of its own."""
+    with closing(sqlite3.connect(stack.folder / "slipway.sqlite3", timeout=60)) as rows:
+        return float(rows.execute("select clock_offset_ms from hosts_host").fetchone()[0]) / 1000
+
+
+async def leapt(deployed: Deployed, clock: Clock, seconds: float, words: str) -> None:
+    """Set a clock under streams: each comes to its end and is counted; nothing is loaded anew."""
+    async with client() as http:
+        assert (await deployed.ask(http, *MIXED[0])).status_code == 200, words
+        before, jobs = settled(deployed), deployed.jobs
+        streams = Streams(deployed, http, max_tokens=40)
+        going = await streams.begin()
+        clock.set(seconds)
+        answers = [await deployed.ask(http, *MIXED[at % 4]) for at in range(20)]
+        refused = [each.text for each in answers if each.status_code != 200]
+        assert refused == [], words
+        await going
+    assert streams.ends == {"whole": STREAMS}, words
+    after = settled(deployed) - before
+    assert (after["requests"], after["cut"], after["failed"]) == (STREAMS + 20, 0, 0), words
+    assert (deployed.now["state"], deployed.jobs) == ("ready", jobs), words
 
 
 def test_two_deployments_and_a_training_share_the_device_by_memory(site):
