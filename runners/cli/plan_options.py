@@ -109,9 +109,14 @@ OF_KIND: Mapping[str, tuple[FieldOption, ...]] = {
 
 @cache
 def options_of(goal_name: str) -> tuple[FieldOption, ...]:
-    """Return the options of a goal: those that its plans depend on."""
+    """Return the options of a goal: those that its plans depend on.
+
+    Fields of one training objective are set with ``--set``.
+    """
+    from planner.specs.on_policy import ON_POLICY
+
     kind = GOALS[goal_name].kind
-    fields = _workload_of(kind).model_fields
+    fields = _workload_of(kind).model_fields.keys() - (ON_POLICY if kind == "train" else ())
     return (*(each for each in WORKLOAD if each.name in fields), *OF_KIND[kind])
 
 

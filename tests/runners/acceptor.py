@@ -232,7 +232,12 @@ class Acceptor:
         return 200, UploadState(received_bytes=have)
 
 
-MAPPINGS = {"acked", "secrets", "config"}  # objects whose keys are data and no fields
+MAPPINGS = {
+    "acked",
+    "secrets",
+    "config",
+    "scheduler_options",
+}  # objects whose keys are data and no fields
 NEWER = {"from_a_newer_server": {"value": 1}}
 
 

@@ -8,8 +8,9 @@ from runners.jobs.runtime import open_job
 from runners.jobspec import DataParallel, TrainSpec
 from runners.launchers import slurm_commands
 from runners.launchers.launch import torchrun_argv
+from runners.launchers.nodes import joined
 from runners.launchers.slurm_commands import SlurmError
-from runners.launchers.slurm_nodes import Allocation, joined, srun_argv
+from runners.launchers.slurm_nodes import Allocation, srun_argv
 from runners.shared.messages import GANG_VARIABLE
 from runners.supervision import child
 
@@ -37,7 +38,7 @@ def test_the_other_nodes_run_one_torchrun_each_that_joins_the_first():
     argv = srun_argv(allocation, "8", ["python"])
 
     assert {"--nodes=2", "--ntasks=2", "--relative=1", "--cpus-per-task=8"} <= set(argv)
-    parts = [gang, joined(gang, 0), joined(gang, 1)]
+    parts = [gang, joined(gang, 1), joined(gang, 2)]
     assert [each.node_rank for each in parts] == [0, 1, 2]
     assert {each.own_address for each in parts} == {"127.0.0.1"}
     for part in parts:

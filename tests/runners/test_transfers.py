@@ -28,6 +28,7 @@ from runners.shared.messages import (
     BeatReply,
     ClaimReply,
     ClaimRequest,
+    CopyState,
     EnrollReply,
     EnrollRequest,
     EnvironmentOrder,
@@ -353,6 +354,7 @@ SECRETS = RotateRequest(credential_hash="0" * 64, redis_secret_hash="0" * 64)
 REPLIES = {  # each reply that a host reads, and the call that reads it
     BeatReply: (ORDERS, lambda client: client.beat(BEAT)),
     ClaimReply: (ClaimReply(request=RUN), lambda client: client.claim("a1", CLAIM)),
+    CopyState: (CopyState(is_active=True), lambda client: client.copy_state("c1")),
     EnrollReply: (ENROLLED, lambda client: client.enroll(ENROLMENT)),
     EventAck: (
         EventAck(attempt_id="a1", acked_seq=4), lambda client: client.send_events(BATCH),

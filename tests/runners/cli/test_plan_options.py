@@ -12,7 +12,8 @@ from planner.catalog.engines import get_engine, list_engines
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import FIGURES, EstimateRequest, PlanRequest
-from planner.specs.workload import Strategy, Workload
+from planner.specs.on_policy import ON_POLICY
+from planner.specs.workload import Strategy, TrainWorkload, Workload
 from runners.cli.launch import OPTIONS
 from runners.cli.option_fields import choices_of
 from runners.cli.plan_options import GOALS, OF_KIND, WORKLOAD, field_of, options_of
@@ -111,11 +112,23 @@ def test_every_field_of_the_workload_and_the_strategy_is_reached_by_an_option_or
             own = []
             if name == "precompute_reference":  # of a comparison alone
                 own, value = ['workload.objective="dpo"'] * (goal == "tune"), goal == "tune"
+            if (
+                part == "workload"
+                and KINDS[GOALS[goal].kind] is TrainWorkload
+                and name in ON_POLICY
+            ):
+                if goal == "train":  # a pre-training learns from no rewards
+                    continue
+                own, value = ['workload.objective="grpo"'], ON_POLICY_VALUES.get(name, 2)
             setting = f"{path}={json.dumps(value)}"
             document = build_document(goal, MODEL, {}, hardware=["h100"], settings=[*own, setting])
             assert name in getattr(request_of(document.document), part).model_fields_set, setting
 
 
+ON_POLICY_VALUES = {
+    "generator": "separate", "reward_model": "llama-3.2-1b", "generation_batch_size": 64,
+    "max_prompt_length": 512,
+}  # fmt: skip
 LENGTHS = {"input_tokens": 1024, "output_tokens": 256}
 WORK = {
     "serve": {**LENGTHS, "concurrency": 64},
@@ -181,6 +194,7 @@ def test_a_goal_has_the_options_that_its_figures_depend_on_and_no_other(kind):
     constrained = {name for name in CONSTRAINED if f"constraints.{name}.max" in offered}
     assert constrained == CONSTRAINED & limited
     workloads = {option.name for option in WORKLOAD} & KINDS[kind].model_fields.keys()
+    workloads -= set(ON_POLICY if kind == "train" else ())  # of one training objective
     for goal in (goal for goal, each in GOALS.items() if each.kind == kind):
         own = {option.name for option in options_of(goal) if option.field.startswith("workload.")}
         assert own == workloads, goal
