@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import os
 import secrets
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from runners.host import inventory
 from runners.host.shipping import RefusedError, ServerClient
+from runners.hub.settings import cache_folder
 from runners.launchers import kubernetes, slurm_commands
 from runners.launchers.launch import NoSuchAddressError, interface_of
 from runners.launchers.slurm_commands import SlurmError
@@ -217,11 +219,17 @@ def _choose_slurm(host_dir: HostDir, slurm: SlurmConfig) -> None:
 
 
 def _choose_kubernetes(host_dir: HostDir, config: KubernetesConfig) -> None:
+    cache = cache_folder(os.environ)
+    if not cache.resolve().is_relative_to(config.mount_path):
+        raise EnrolmentError(
+            f"--kubernetes: the Hub's cache {cache} is not on the volume at {config.mount_path}: "
+            "the pods would not see what the agent finds there. Set HF_HOME to a folder below it."
+        )
     if problem := kubernetes.scheduler_facts(config).problem:
         raise EnrolmentError(
             f"--kubernetes: {problem}\n"
-            "The account needs create, get, list and delete of jobs, and list and delete of "
-            f"pods, in the namespace {config.namespace}."
+            "The account needs create, get, list and delete of jobs, and list and "
+            f"deletecollection of pods, in the namespace {config.namespace}."
         )
     host_dir.save_kubernetes(config)
 

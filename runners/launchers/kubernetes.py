@@ -16,9 +16,10 @@ from typing import Any
 from runners.jobspec import JobSpec, TrainSpec
 from runners.launchers import kubernetes_nodes
 from runners.launchers.attempts import AttemptFolder
-from runners.launchers.kubernetes_api import Api, KubernetesError
+from runners.launchers.kubernetes_api import Api, KubernetesError, KubernetesUnreachableError
 from runners.launchers.kubernetes_objects import (
     APP,
+    NO_POD,
     OF_JOB,
     OURS,
     REASONS,
@@ -37,12 +38,6 @@ from runners.shared.timing import SCHEDULER_KILL_MARGIN_SECONDS, STOP_GRACE_SECO
 from runners.supervision import child, supervisor
 
 MAX_PARTITIONS = 256
-# Variables of the pod that the job inherits: its devices, and what NCCL and the node need.
-INHERIT = (
-    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST",
-    "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
-    kubernetes_nodes.ADDRESS,
-)  # fmt: skip
 # Labels that name what a node is, the most telling first.
 KINDS = (
     "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator",
@@ -87,7 +82,7 @@ class KubernetesLauncher(SchedulerLauncher):
 
     def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG002 - interface
         """Return the variables of the pod that the job gets."""
-        return INHERIT
+        return kubernetes_nodes.OF_POD
 
     @staticmethod
     def job_name(folder: AttemptFolder) -> str:
@@ -101,7 +96,20 @@ class KubernetesLauncher(SchedulerLauncher):
         for pod in self._api.pods(labels):
             pods.setdefault(pod["metadata"]["labels"].get(OF_JOB, ""), []).append(pod)
         jobs = {job["metadata"]["name"]: job for job in self._api.jobs(labels)}
-        return {name: read_job(job, pods.get(name, ())) for name, job in jobs.items()}
+        found = {name: read_job(job, pods.get(name, ())) for name, job in jobs.items()}
+        return {name: self._with_reason(job) for name, job in found.items()}
+
+    def _with_reason(self, job: PodJob) -> PodJob:
+        """Return a Job without a pod with the cluster's last word on it: a quota, a policy."""
+        if job.detail != NO_POD:
+            return job
+        try:
+            said = self._api.last_event(job.job_id)
+        except KubernetesUnreachableError:
+            raise
+        except KubernetesError:  # the account may not read events
+            said = ""
+        return job._replace(detail=said or NO_POD)
 
     def submit(self, folder: AttemptFolder) -> str:
         """Create the Job of an attempt and return its name."""
@@ -137,12 +145,17 @@ class KubernetesLauncher(SchedulerLauncher):
         self._api.delete_job(job_id)
 
     def interrupt(self, job_id: str, grace_seconds: float) -> None:
-        """Delete a Job: its supervisor gets SIGTERM, and this time."""
-        self._api.delete_job(job_id, math.ceil(grace_seconds + SCHEDULER_KILL_MARGIN_SECONDS))
+        """Delete a Job: its supervisor gets SIGTERM, and this time.
+
+        The pods come first: those that a Job's deletion ends get their usual grace.
+        """
+        seconds = math.ceil(grace_seconds + SCHEDULER_KILL_MARGIN_SECONDS)
+        self._api.end_pods(f"{OF_JOB}={job_id}", seconds)
+        self._api.delete_job(job_id)
 
     def kill(self, job_id: str) -> None:
         """Delete the pods of a Job at once."""
-        self._api.kill_pods(f"{OF_JOB}={job_id}")
+        self._api.end_pods(f"{OF_JOB}={job_id}", 0)
 
 
 # The facts about its cluster that a host reports.

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from yaml import YAMLError
+
 from runners.launchers.scheduler import SchedulerError, SchedulerUnreachableError
 from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.log_text import lines_of, shortened
@@ -65,7 +67,7 @@ class Api:
         chosen = {} if is_pod else named
         try:
             load(client_configuration=settings, **chosen)
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, OSError, ValueError, YAMLError) as error:
             raise KubernetesUnreachableError(f"no cluster is set up here: {error}") from None
         settings.retries = False  # the next round asks again
         return client.ApiClient(settings)
@@ -148,18 +150,23 @@ class Api:
             if error.status != CONFLICT:
                 raise
 
-    def delete_job(self, name: str, grace_seconds: int | None = None) -> None:
-        """Delete a Job; its pods get SIGTERM, and SIGKILL after their grace."""
-        body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1",
-                                "propagationPolicy": "Foreground"}  # fmt: skip
-        if grace_seconds is not None:
-            body["gracePeriodSeconds"] = grace_seconds
+    def delete_job(self, name: str) -> None:
+        """Delete a Job and its pods, which get SIGTERM, and SIGKILL after their own grace."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
         self.request("DELETE", f"{self._jobs}/{name}", body=body)
 
-    def kill_pods(self, labels: str) -> None:
-        """End pods at once."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+    def end_pods(self, labels: str, grace_seconds: int) -> None:
+        """End pods: they get SIGTERM, and SIGKILL after this time. Their Job fails."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_seconds}
         self.request("DELETE", self._pods, query={"labelSelector": labels}, body=body)
+
+    def last_event(self, job: str) -> str:
+        """Return the last warning about a Job, such as why no pod of it could be made."""
+        chosen = f"involvedObject.kind=Job,involvedObject.name={job},type=Warning"
+        path = f"/api/v1/namespaces/{self._config.namespace}/events"
+        events = self.request("GET", path, query={"fieldSelector": chosen})["items"]
+        newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default={})
+        return str(newest.get("message") or "")
 
     # Facts
 

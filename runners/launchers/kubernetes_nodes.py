@@ -24,6 +24,13 @@ ADDRESS = "SLIPWAY_POD_IP"  # set by our Job, from the pod's status
 PORT = 29400  # each pod has addresses of its own
 RENDEZVOUS = "rendezvous.json"
 POLL_SECONDS = 1.0
+# Variables of a pod that the job inherits: its devices and address.
+OF_POD = (
+    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST",
+    "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
+    ADDRESS,
+)  # fmt: skip
+NOT_SHARED = frozenset({*OF_POD, INDEX, child.EVENT_FD})
 
 
 class Rendezvous(BaseModel):
@@ -33,6 +40,7 @@ class Rendezvous(BaseModel):
 
     gang: Gang
     program: tuple[str, ...]
+    environment: dict[str, str]  # of the job; each pod keeps its own devices
 
 
 def _lead(folder: Path, num_nodes: int, num_processes: int, program: Sequence[str]) -> None:
@@ -47,7 +55,8 @@ def _lead(folder: Path, num_nodes: int, num_processes: int, program: Sequence[st
         own_address=address,
         rendezvous_id=f"kubernetes-{folder.name}",
     )
-    told = Rendezvous(gang=gang, program=tuple(program))
+    kept = {name: value for name, value in os.environ.items() if name not in NOT_SHARED}
+    told = Rendezvous(gang=gang, program=tuple(program), environment=kept)
     child.write_json(folder / RENDEZVOUS, told.model_dump(mode="json"))
     become_torchrun(folder, gang, program, _num_cpus())
 
@@ -60,6 +69,7 @@ def _join(folder: Path, index: int) -> None:
             sys.exit(f"the attempt in {folder} ended before its ranks started")
         time.sleep(POLL_SECONDS)
     first = Rendezvous.model_validate(told)
+    os.environ |= first.environment
     become_torchrun(folder, joined(first.gang, index), first.program, _num_cpus())
 
 

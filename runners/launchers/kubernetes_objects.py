@@ -26,6 +26,7 @@ VOLUME, SHM = "slipway", "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108 - the pod's own
 KEPT_SECONDS = 24 * 60 * 60  # an ended Job stays so long, for its reason
 DETAIL_CHARACTERS = 300
+NO_POD = "no pod yet"
 # Reasons of a Job, a pod or a container that ended by itself.
 REASONS = {
     "DeadlineExceeded": Reason.MAX_DURATION,
@@ -62,7 +63,7 @@ class Work(NamedTuple):
     name: str  # of the Job, at most 63 characters
     command: Sequence[str]  # of every pod
     folder: str  # where it runs, on the volume
-    limit_seconds: int  # after which Kubernetes ends the Job
+    limit_seconds: int  # from a pod's start, after which Kubernetes ends it
     grace_seconds: int  # from SIGTERM until it kills a pod
     user: tuple[int, int]  # user and group id of the agent, who owns the folder
     attempt_id: str = ""  # "": no attempt's
@@ -78,7 +79,6 @@ def job_object(work: Work, config: KubernetesConfig) -> dict[str, Any]:
     """Return a Job, which runs once: retries are the server's decision."""
     spec: dict[str, Any] = {
         "backoffLimit": 0,
-        "activeDeadlineSeconds": work.limit_seconds,
         "ttlSecondsAfterFinished": KEPT_SECONDS,
         "template": {"metadata": {"labels": work.labels}, "spec": _pod(work, config)},
     }
@@ -99,6 +99,8 @@ def _pod(work: Work, config: KubernetesConfig) -> dict[str, Any]:
     user, group = work.user
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
+        # The pod's, which counts from its start: the Job's would count its wait for a node, too.
+        "activeDeadlineSeconds": work.limit_seconds,
         "terminationGracePeriodSeconds": work.grace_seconds,
         "automountServiceAccountToken": False,
         "shareProcessNamespace": True,  # the pause container reaps what a job leaves
@@ -107,6 +109,8 @@ def _pod(work: Work, config: KubernetesConfig) -> dict[str, Any]:
             "runAsGroup": group,
             "fsGroup": group,
             "fsGroupChangePolicy": "OnRootMismatch",
+            "runAsNonRoot": user != 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(work, config)],
         "volumes": [
@@ -149,7 +153,10 @@ def _container(work: Work, config: KubernetesConfig) -> dict[str, Any]:
             {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
         "resources": {"limits": limits, "requests": dict(limits)},
-        "securityContext": {"allowPrivilegeEscalation": False},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "volumeMounts": [
             {"name": VOLUME, "mountPath": str(config.mount_path)},
             {"name": SHM, "mountPath": SHM_PATH},
@@ -168,7 +175,7 @@ def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> PodJo
     state = _ended(metadata, status, pods)
     if state:
         return PodJob(metadata["name"], state, Phase.ENDED, nodes=where)
-    if any(_phase(pod) == "Running" for pod in pods):
+    if any(_phase(pod) in {"Running", "Failed", "Succeeded"} for pod in pods):
         return PodJob(metadata["name"], "Running", Phase.ACTIVE, nodes=where)
     words = shortened(_waits_for(job, pods), DETAIL_CHARACTERS)
     return PodJob(metadata["name"], "Pending", Phase.WAITING, words, where)
@@ -225,4 +232,4 @@ def _waits_for(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str
         for each in status.get("conditions") or ():
             if each.get("type") == "PodScheduled" and each.get("status") == "False":
                 return str(each.get("message") or each.get("reason") or "")
-    return "no pod yet" if not pods else "its pod starts"
+    return NO_POD if not pods else "its pod starts"

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             _wait(api, name)
         finally:
-            api.delete_job(name, 0)
+            api.delete_job(name)
         sys.stdout.write(output.read_text())
     except (KubernetesError, TimeoutError, OSError) as error:
         sys.stderr.write(f"{error}\n")

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError, UnrecordedEnd
@@ -32,6 +32,9 @@ LEAST_LIMIT_MINUTES = 2
 PREFIX = "slipway-"  # of our jobs' names
 
 log = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 
 class SchedulerError(Exception):
@@ -210,11 +213,7 @@ class SchedulerLauncher(ABC):
 
     def limit_minutes(self, document: Mapping[str, Any]) -> int:
         """Return the job's limit in the scheduler: its own plus a margin, or the host's."""
-        requested = document.get("max_duration_seconds")
-        if requested is None:
-            return max(LEAST_LIMIT_MINUTES, self._time_limit_minutes)
-        minutes = math.ceil((float(requested) + SCHEDULER_END_MARGIN_SECONDS) / 60) + 1
-        return max(LEAST_LIMIT_MINUTES, min(minutes, self._time_limit_minutes))
+        return limit_minutes(document.get("max_duration_seconds"), self._time_limit_minutes)
 
     def launch(self, folder: AttemptFolder) -> None:
         """Submit the attempt; retried while the scheduler is unreachable.
@@ -230,17 +229,18 @@ class SchedulerLauncher(ABC):
     def _send(self, folder: AttemptFolder) -> None:
         """Submit the job, or adopt the existing job of this name."""
         name = self.job_name(folder)
-        existing = self.list_jobs().get(name)
+        existing = self._accepted(self.list_jobs).get(name)
         if existing is None and (folder.path / child.STOP).exists():
             self._gone_since.setdefault(folder.attempt_id, -math.inf)
             return
-        job_id = existing.job_id if existing else self._submit(folder)
+        job_id = existing.job_id if existing else self._accepted(lambda: self.submit(folder))
         child.write_json(folder.path / self.TICKET, {"job_id": job_id, "name": name})
         self._next_poll = 0.0
 
-    def _submit(self, folder: AttemptFolder) -> str:
+    def _accepted(self, request: Callable[[], T]) -> T:
+        """Return what a request of a launch yields; a refusal of it ends the attempt."""
         try:
-            return self.submit(folder)
+            return request()
         except SchedulerUnreachableError:
             raise
         except SchedulerError as refusal:
@@ -354,6 +354,18 @@ class SchedulerLauncher(ABC):
 
     def _ticket(self, folder: AttemptFolder) -> dict[str, Any] | None:
         return child.read_json(folder.path / self.TICKET)
+
+
+def limit_minutes(seconds: float | None, most_minutes: int) -> int:
+    """Return the limit with which a job of a duration is submitted, at most the host's own.
+
+    >>> limit_minutes(None, 1440), limit_minutes(3600.0, 1440), limit_minutes(1e6, 1440)
+    (1440, 62, 1440)
+    """
+    if seconds is None:
+        return max(LEAST_LIMIT_MINUTES, most_minutes)
+    minutes = math.ceil((float(seconds) + SCHEDULER_END_MARGIN_SECONDS) / 60) + 1
+    return max(LEAST_LIMIT_MINUTES, min(minutes, most_minutes))
 
 
 def _is_open(folder: AttemptFolder) -> bool:

@@ -75,6 +75,10 @@ def _partition(each: Partition, limits: Mapping[str, Mapping[str, str]]) -> Part
     )
 
 
+def _stated(text: str) -> str:
+    return "" if text in ALL else text
+
+
 def _names(text: str) -> list[str]:
     return [] if text in ALL else text.split(",")[:MOST]
 
@@ -111,8 +115,8 @@ def read_reservations(text: str) -> list[ReservationFacts]:
             name=name,
             starts=fields.get("StartTime", ""),
             ends=fields.get("EndTime", ""),
-            partition="".join(_names(fields.get("PartitionName", ""))),
-            nodes="".join(_names(fields.get("Nodes", ""))),
+            partition=_stated(fields.get("PartitionName", "")),
+            nodes=_stated(fields.get("Nodes", "")),
         )
         for name, fields in _lines(text, "ReservationName")
     ]

@@ -1,6 +1,7 @@
 """Jobs in a Kubernetes cluster: the objects, what the cluster says, and attempts to their end."""
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import kubernetes_run, scheduler
+from runners.launchers import kubernetes_nodes, kubernetes_run, scheduler
 from runners.launchers.attempts import AttemptFolder, Verdict
 from runners.launchers.kubernetes import KubernetesLauncher, scheduler_facts
 from runners.launchers.kubernetes_objects import QUEUE, Work, job_object, read_job
@@ -59,6 +60,7 @@ def test_every_job_is_strictly_valid_in_three_releases():
     }  # fmt: skip
     assert (job["metadata"]["labels"][QUEUE], job["spec"]["suspend"]) == ("team-a", True)
     assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (4, 0)
+    assert (pod["activeDeadlineSeconds"], "activeDeadlineSeconds" in job["spec"]) == (3600, False)
     job["spec"]["template"]["spec"]["gpus"] = 1
     del job["spec"]["template"]["spec"]["containers"][0]["name"]
     assert [each.partition(":")[0].rpartition(".")[2] for each in faults(job, "1.36")] == [
@@ -90,6 +92,7 @@ STATES = [  # status of the Job, its pods -> phase, state, why it waits
      Phase.WAITING, "Pending", "ImagePullBackOff: not found"),
     ({}, [pod("Running")], Phase.ACTIVE, "Running", ""),
     ({"conditions": [condition("Complete")]}, [pod("Succeeded")], Phase.ENDED, "Complete", ""),
+    ({}, [pod("Failed")], Phase.ACTIVE, "Running", ""),  # its Job will say so
     (FAILED, [pod("Failed")], Phase.ENDED, "BackoffLimitExceeded", ""),
     (FAILED, [pod("Failed"), pod("Running")], Phase.ACTIVE, "Running", ""),
     (FAILED, [pod("Failed", reason="Evicted")], Phase.ENDED, "Evicted", ""),
@@ -165,7 +168,11 @@ def test_a_waiting_job_says_why_and_is_taken_back(launcher, cluster, attempts):
     launcher.launch(folder)
     becomes(launcher, folder, Verdict.WAITING)
     (name,) = cluster.jobs
-    cluster.pods[name][0].status = STATES[2][1][0]["status"]
+    cluster.pods[name], pods = [], cluster.pods[name]
+    cluster.events[name] = "exceeded quota: gpus, requested: 8, used: 8, limited: 8"
+    wait_for(lambda: verdict(launcher, folder) and "quota" in launcher.waits_for(folder))
+    cluster.pods[name] = pods
+    pods[0].status = STATES[2][1][0]["status"]
     becomes(launcher, folder, Verdict.WAITING)
     wait_for(lambda: verdict(launcher, folder) and "Insufficient" in launcher.waits_for(folder))
     assert launcher.waits_for(folder).startswith(f"Kubernetes (job {name}): 0/3 nodes")
@@ -187,10 +194,11 @@ def test_an_agent_killed_before_it_noted_the_job_adopts_it(launcher, cluster, at
 
 def test_how_the_cluster_ended_a_job_becomes_a_reason(launcher, cluster, attempts):
     for number, (status, pods, reason) in enumerate([
-        (FAILED, STATES[8][1], Reason.KILLED_EXTERNALLY),
-        (FAILED, STATES[9][1], Reason.OOM_HOST),
-        (FAILED, STATES[10][1], Reason.KILLED_EXTERNALLY),
-        (STATES[11][0], [], Reason.MAX_DURATION),
+        (FAILED, [pod("Failed", reason="Evicted")], Reason.KILLED_EXTERNALLY),
+        (FAILED, [pod("Failed", reason="DeadlineExceeded")], Reason.MAX_DURATION),
+        (FAILED, STATES[10][1], Reason.OOM_HOST),
+        (FAILED, STATES[11][1], Reason.KILLED_EXTERNALLY),
+        (STATES[12][0], [], Reason.MAX_DURATION),
     ]):  # fmt: skip
         folder = attempts.make(f"{attempts.first_id}-{number}", FOREVER)
         launcher.launch(folder)
@@ -227,6 +235,9 @@ def test_a_server_that_refuses_ends_the_attempt_and_one_that_fails_is_asked_agai
     for number, answer in enumerate(REFUSALS):
         folder = attempts.make(f"{attempts.first_id}-{number}")
         cluster.answers = [(200, {"items": []})] * listed + [told(answer)]
+        with pytest.raises(LaunchRefusedError, match=answer[1]):
+            launcher.launch(folder)
+        cluster.answers = [told(answer)]  # the list of pods, already
         with pytest.raises(LaunchRefusedError, match=answer[1]):
             launcher.launch(folder)
         assert not cluster.jobs
@@ -271,7 +282,27 @@ def test_a_training_of_several_slots_is_an_indexed_job(launcher, cluster, attemp
             launcher.command(wrong, spec, ["python"], folder.path)
 
 
-def test_what_a_host_reports_of_its_cluster(cluster):
+def test_the_other_pods_get_the_jobs_environment_and_keep_their_own_devices(
+    attempts, monkeypatch, tmp_path
+):
+    folder = attempts.make().path
+    became = []
+    monkeypatch.setattr(
+        kubernetes_nodes, "become_torchrun", lambda *given: became.append((*given, {**os.environ}))
+    )
+    monkeypatch.setattr(os, "environ", {"SLIPWAY_POD_IP": "127.0.0.1", "NVIDIA_VISIBLE_DEVICES": "0",
+                                        "SLIPWAY_MODEL_ROOTS": "/slipway/hub"})  # fmt: skip
+    kubernetes_nodes._lead(folder, 2, 4, ["-m", "train"])
+    monkeypatch.setattr(os, "environ", {"NVIDIA_VISIBLE_DEVICES": "3", "PATH": "/bin"})
+    kubernetes_nodes._join(folder, 1)
+    (_, first, *_), (_, second, program, _cpus, environment) = became
+    assert (first.node_rank, second.node_rank, program) == (0, 1, ("-m", "train"))
+    assert environment == {
+        "NVIDIA_VISIBLE_DEVICES": "3", "PATH": "/bin", "SLIPWAY_MODEL_ROOTS": "/slipway/hub",
+    }  # fmt: skip
+
+
+def test_what_a_host_reports_of_its_cluster(cluster, tmp_path, monkeypatch):
     config = KubernetesConfig.model_validate(PLAIN)
     facts = scheduler_facts(config)
     (kind,) = facts.partitions
@@ -282,6 +313,9 @@ def test_what_a_host_reports_of_its_cluster(cluster):
     assert scheduler_facts(config).partitions == ()
     cluster.answers = [(200, {"gitVersion": "v1.35"}), told((403, "jobs.batch is forbidden"))]
     assert "forbidden" in scheduler_facts(config).problem
+    (tmp_path / "half").write_text("clusters: [{name: c, cluster")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "half"))
+    assert "no cluster is set up here" in scheduler_facts(config).problem
 
 
 def test_a_short_command_runs_in_a_pod(cluster, host_dir, capsys):

@@ -187,6 +187,8 @@ def test_limits_reservations_and_accounts_become_facts_and_what_is_not_told_says
         ("dl", "gpu", ()),
     ]
     assert (facts.version, facts.unread) == ("22.05.8", ())
+    several = RESERVATION.replace("Nodes=vm", "Nodes=n[1-2],m3")
+    assert slurm_facts.read_reservations(several)[0].nodes == "n[1-2],m3"
 
     told["sacctmgr", "--noheader"] = SlurmError("Only 'accounting_storage/slurmdbd' is supported.")
     told["scontrol", "show", "reservation"] = "No reservations in the system\n"

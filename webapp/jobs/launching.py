@@ -458,7 +458,7 @@ def launchable_in(
     try:
         spec = spec_of(question.document, launch, context.case(launch, key_hashes))
         spec = _with_hub_token(spec, context.team)
-        check_scheduler(context.host if question.pool is None else None, launch, spread)
+        longest = check_scheduler(context.host if question.pool is None else None, launch, spread)
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
     if context.host.has_scheduler and question.pool is None:
@@ -469,7 +469,7 @@ def launchable_in(
         model_name=context.model_name,
         best=best,
         prediction=prediction_of(spec, best, question),
-        max_duration_seconds=max_duration_of(spec),
+        max_duration_seconds=min(filter(None, (max_duration_of(spec), longest)), default=None),
         spread=spread,
         pool=question.pool,
         is_pinned=question.pool is None or (spread.num_hosts == 1 and question.is_bound),

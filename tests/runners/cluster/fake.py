@@ -74,6 +74,10 @@ class Pod:
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, number)
 
+    def end(self, grace_seconds: float) -> None:
+        self.signal(signal.SIGTERM if grace_seconds else signal.SIGKILL)
+        self.kill_at = min(self.kill_at, time.monotonic() + grace_seconds)
+
     def document(self) -> dict[str, Any]:
         status = self.status
         if not status:
@@ -91,6 +95,7 @@ class FakeCluster:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, list[Pod]] = {}
         self.started: list[Pod] = []
+        self.events: dict[str, str] = {}  # a Job's last warning, by its name
         self.is_holding = False
         self.answers: list[tuple[int, Any] | str] = []
         self.requests: list[str] = []
@@ -148,8 +153,7 @@ class FakeCluster:
     def delete(self, name: str, grace: float) -> tuple[int, Any]:
         self.jobs[name]["metadata"].setdefault("deletionTimestamp", "now")
         for pod in self.pods[name]:
-            pod.signal(signal.SIGTERM)
-            pod.kill_at = min(pod.kill_at, time.monotonic() + grace)
+            pod.end(grace)
         return 200, self.jobs[name]
 
     def listed(self, selector: str) -> list[Pod]:
@@ -159,9 +163,13 @@ class FakeCluster:
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         url = urlsplit(path)
-        selector = parse_qs(url.query).get("labelSelector", [""])[0]
+        query = parse_qs(url.query)
+        selector = query.get("labelSelector", [""])[0]
+        about = re.search(r"involvedObject.name=([^,]*)", query.get("fieldSelector", [""])[0])
         name, _, value = selector.partition("=")
-        found = re.fullmatch(r"/(?:apis?/.*/)?(jobs|pods|nodes|version)(?:/(.*))?", url.path)
+        found = re.fullmatch(
+            r"/(?:apis?/.*/)?(jobs|pods|nodes|events|version)(?:/(.*))?", url.path
+        )
         kind, one = found.groups() if found else ("", "")
         jobs, pods = list(self.jobs.values()), self.listed(selector)
         answers = {
@@ -169,8 +177,15 @@ class FakeCluster:
                 "items": [each for each in jobs if each["metadata"]["labels"].get(name) == value]
             },
             ("GET", "pods"): lambda: {"items": [each.document() for each in pods]},
-            ("DELETE", "pods"): lambda: [each.signal(signal.SIGKILL) for each in pods] and {},
+            ("DELETE", "pods"): lambda: (
+                [each.end(body["gracePeriodSeconds"]) for each in pods] and {}
+            ),
             ("GET", "nodes"): lambda: {"items": [NODE, NODE]},
+            ("GET", "events"): lambda: {
+                "items": [
+                    {"message": self.events[each]} for each in self.events if each == about[1]
+                ]
+            },
             ("GET", "version"): lambda: {"gitVersion": "v1.36.1"},
         }
         if (method, kind) == ("POST", "jobs"):

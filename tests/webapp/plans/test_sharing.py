@@ -130,7 +130,9 @@ def on_slurm(host, max_jobs, **told):
 
 def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hosts):
     accounts = (AccountFacts(name="lab", qos=("normal", "high")),)
-    on_slurm(hosts[0], 4, accounts=accounts, reservations=(ReservationFacts(name="lab-week"),))
+    reserved = (ReservationFacts(name="lab-week"),)
+    limit = {"time_limit_minutes": 2 * 24 * 60}
+    on_slurm(hosts[0], 4, accounts=accounts, reservations=reserved, **limit)
     offered = {
         "account": ("lab",), "partition": ("main", "gpu"), "qos": ("normal", "high"),
         "reservation": ("lab-week",),
@@ -138,9 +140,13 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
     assert scheduler_choices(hosts[0]) == offered
     plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
     asked = {"partition": "main", "account": "lab", "qos": "high", "reservation": "lab-week"}
-    assert launchable_of(plan, Launch(**asked)).spec.scheduler_options == asked
+    asked |= {"max_duration_seconds": 3600.0}
+    options = {name: asked[name] for name in offered}
+    assert launchable_of(plan, Launch(**asked)).spec.scheduler_options == options
+    assert check_scheduler(hosts[0], Launch(partition="gpu"), Spread(1, 1)) == 118 * 60.0
+    assert check_scheduler(hosts[0], Launch(**asked), Spread(1, 1)) is None
     started = plan_launch(plan=plan, by=alice, launch=Launch(**asked))
-    assert launch_of_job(started).scheduler_options == asked  # which a clone has, too
+    assert launch_of_job(started).scheduler_options == options  # which a clone has, too
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
     for name, values in offered.items():
         assert f'name="{name}"' in page
@@ -152,14 +158,21 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
         (
             {"partition": "main", "max_duration_seconds": 25 * 3600.0},
             "max_duration_seconds",
-            "25 h, and partition main ends a job after 24 h",
+            "25 h, and partition main ends a job after 24 h.*at most 1438 minutes",
         ),
+        ({"max_duration_seconds": 49 * 3600.0}, "max_duration_seconds", "for more than 48 h"),
     ):
         with pytest.raises(InvalidProblem, match=words) as caught:
             launchable_of(plan, Launch(**launch))
         assert caught.value.code == field
+    short = {"partition": "gpu", "max_duration_seconds": 600.0}
     with pytest.raises(DraftProblem, match=r"takes 4 nodes.*partition gpu gets at most 3"):
-        launchable_of(plan, Launch(partition="gpu"))
+        launchable_of(plan, Launch(**short))
+    chemists = PARTITIONS[0].model_copy(update={"accounts": ("chem",), "qos": ("low",)})
+    on_slurm(hosts[0], 4, partitions=(chemists,))
+    for chosen in ({"account": "phys"}, {"qos": "high"}):
+        with pytest.raises(LaunchOptionError, match=r"Partition main takes no .*; it takes: "):
+            check_scheduler(hosts[0], Launch(**chosen, max_duration_seconds=60.0), Spread(1, 1))
     for place, words in ((None, "a pool"), (hosts[1], hosts[1].name)):
         with pytest.raises(LaunchOptionError, match=f"and {words} does not"):
             check_scheduler(place, Launch(partition="main"), Spread(1, 1))

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("hosts", "0002_models_of_hosts"),
+        ("hosts", "0003_copies_of_models"),
     ]
 
     operations = [
