@@ -1,6 +1,7 @@
 """Make, wake, put to sleep, change and delete deployments."""
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from webapp.accounts.models import Role, Team
 from webapp.accounts.services import has_role
 from webapp.accounts.tokens import acting_as, acting_token
 from webapp.audit.models import event_record
-from webapp.core.clock import now
+from webapp.core.clock import LeapWatch, now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments import warm_hours
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
@@ -58,6 +59,7 @@ LEAVING = timedelta(seconds=1.0)
 MOST_DRAIN = timedelta(minutes=10)  # that open requests keep a replica which leaves
 ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
 HOLD = timedelta(seconds=45.0)  # longer than a job rests that failed its checks
+LEAP_REST_SECONDS = 5.0  # gateways report what is in use each second
 OWN_STOP = timedelta(seconds=10.0)  # an endpoint that is told to ends by itself when idle
 LOADS = 5  # the last ones, whose median is the forecast
 FAULT = "Slipway failed while it started a replica; the site's log says where."
@@ -550,6 +552,20 @@ def _failed(deployment: Deployment, words: str) -> None:
 
 
 # Advance
+
+
+class Advance:
+    """The duty that advances deployments; it rests once the clock was set.
+
+    A busy one looks idle then, until gateways have reported its use again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._leaps = LeapWatch(LEAP_REST_SECONDS, clock)
+
+    def step(self) -> int:
+        """Advance every deployment that runs or should; return their number."""
+        return 0 if self._leaps.is_recent() else advance_all()
 
 
 def advance_all() -> int:

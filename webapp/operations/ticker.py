@@ -126,7 +126,7 @@ def all_duties() -> list[Duty]:
         Duty("metric chunks", 10.0, seal_due, METRICS),
         Duty("workflows", 2.0, advance_all, WORKFLOWS),
         Duty("tunings", 2.0, tunings.advance_all, WORKFLOWS),
-        Duty("deployments", 1.0, deployments.advance_all, DEPLOYMENTS),
+        Duty("deployments", 1.0, deployments.Advance().step, DEPLOYMENTS),
         Duty("alarms of keys", 10.0, alarms_raise, UPKEEP),
         Duty("costs of deployments", 60.0, costs_add, UPKEEP),
         Duty("metric retention", 3600.0, prune_old, METRICS),

@@ -515,6 +515,27 @@ def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(
     assert forecasts() == [near(again), near(LEAVE_SECONDS + 10), near(again - 10 - turn)]
 
 
+def test_a_clock_that_is_set_puts_nothing_to_sleep_before_its_use_is_reported_again(
+    team, alice, plan, host, time_machine
+):
+    slots(host, 2)
+    used, unused = [make(team, alice, plan, name=name) for name in ("used", "unused")]
+    for each in (used, unused):
+        answer(deployment_wake(each))
+    instants = iter([0.0, 1.0, 2.0, 2.0 + services.LEAP_REST_SECONDS])
+    duty = services.Advance(clock=lambda: next(instants))
+    time_machine.move_to(now(), tick=False)
+    for seconds in (0, 3601):  # more than the idle time
+        time_machine.shift(seconds)
+        duty.step()
+    Deployment.objects.filter(pk=used.pk).update(last_used_at=now())  # by a gateway
+    for seconds in (1, services.LEAP_REST_SECONDS):
+        assert [state(each) for each in (used, unused)] == ["ready", "ready"]
+        time_machine.shift(seconds)
+        duty.step()
+    assert [len(services.live_replicas(each)) for each in (used, unused)] == [1, 0]
+
+
 def test_behind_other_jobs_the_forecast_is_theirs_and_unknown_where_they_have_none(
     team, alice, plan, host, time_machine
 ):
