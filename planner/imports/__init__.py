@@ -8,6 +8,7 @@
 - ``models``     a tool's name of a model as one of the catalog
 - ``servers``    vLLM, SGLang, llama.cpp and TensorRT-LLM
 - ``local_servers``  Ollama and MLX LM
+- ``load_tests`` load tests of vLLM, SGLang and AIPerf, and vLLM's batches of a file
 - ``serving``    what their options share: formats, devices, offloading, speculation
 - ``programs``   which trainer a launcher or Python starts, by its script and its arguments
 - ``trainers``   launchers, Hugging Face trainers and Megatron-LM, by their command lines

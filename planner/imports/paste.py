@@ -26,6 +26,12 @@ from planner.imports.draft import (
     refuse_many_settings,
     shown,
 )
+from planner.imports.load_tests import (
+    read_aiperf,
+    read_sglang_bench,
+    read_vllm_batch,
+    read_vllm_bench,
+)
 from planner.imports.local_servers import (
     VARIABLES,
     is_modelfile,
@@ -348,6 +354,8 @@ def _read_config(draft: Draft, document: JsonObject) -> None:
 
 
 SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm", "ollama", "mlx"})
+# Tools that people run beside a server, whose own command states more of the plan.
+BESIDE = frozenset({"vllm_bench", "sglang_bench", "aiperf"})
 # Environment variables that a tool's reader takes.
 READ_VARIABLES: dict[Kind, frozenset[str]] = {
     "swift": frozenset({"NPROC_PER_NODE", "NNODES"}),
@@ -372,23 +380,17 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
     Raises:
         BadRequestError: no command is one of a known tool.
     """
-    chosen: Invocation | None = None
-    others: list[Command] = []
-    variables: list[tuple[str, str]] = []
-    for command in script.commands:
-        invocation = None if chosen else find_invocation(command)
-        if invocation is None:
-            others.append(command)
-            if chosen is None:
-                variables += command.variables
-        else:
-            chosen = invocation
-            chosen.variables = [*variables, *command.variables]
-    if chosen is None:
+    found = [(at, invocation) for at, command in enumerate(script.commands)
+             if (invocation := find_invocation(command)) is not None]  # fmt: skip
+    first = [each for each in found if each[1].kind not in BESIDE] or found
+    if not first:
         refuse_work(script)
         words = next((command.words for command in script.commands if command.words), [])
         named = source_of(*words[:4]) or "no command"
         raise _unknown_tool(f"{named!r} is no command of a known tool")
+    at, chosen = first[0]
+    chosen.variables = [pair for each in script.commands[: at + 1] for pair in each.variables]
+    others = [command for number, command in enumerate(script.commands) if number != at]
     draft = Draft(chosen.kind, "serve" if chosen.kind in SERVERS else "train", header)
     read = READ_VARIABLES.get(chosen.kind, frozenset())
     draft.variables = {name: value for name, value in chosen.variables if name in read}
@@ -526,6 +528,10 @@ LLAMA_ONCE: tuple[Kind, Reader] = ("llama_server", _read_llama_once)
 TORCHRUN: tuple[Kind, Reader] = ("torchrun", read_launcher)
 FACTORY: tuple[Kind, Reader] = ("llama_factory", _read_llama_factory)
 AXOLOTL: tuple[Kind, Reader] = ("axolotl", _read_axolotl_line)
+VLLM_BENCH: tuple[Kind, Reader] = ("vllm_bench", _without_files(read_vllm_bench))
+VLLM_BATCH: tuple[Kind, Reader] = ("vllm_batch", _without_files(read_vllm_batch))
+SGLANG_BENCH: tuple[Kind, Reader] = ("sglang_bench", _without_files(read_sglang_bench))
+AIPERF: tuple[Kind, Reader] = ("aiperf", _without_files(read_aiperf))
 MLX_COMMANDS = ("server", "generate", "chat", "lora")
 SWIFT_COMMANDS = frozenset({"sft", "pt", "rlhf"})
 # The name of a program, without its folder.
@@ -538,6 +544,7 @@ BY_NAME: dict[str, tuple[Kind, Reader]] = {
     "trtllm-serve": ("tensorrt_llm", read_tensorrt_llm),
     "llamafactory-cli": FACTORY,
     "axolotl": AXOLOTL,
+    "benchmark_serving.py": VLLM_BENCH,  # vLLM's, before it was a command
     "ollama": ("ollama", _without_files(read_ollama)),
     **{f"mlx_lm.{name}": ("mlx", _mlx(name)) for name in MLX_COMMANDS},
 }
@@ -569,6 +576,12 @@ BY_PATH = {"server": LLAMA, "main": LLAMA_ONCE}
 # Two words: a program and its command, or -m and a module of Python.
 BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
     ("vllm", "serve"): VLLM,
+    ("vllm", "run-batch"): VLLM_BATCH,
+    ("-m", "vllm.entrypoints.openai.run_batch"): VLLM_BATCH,
+    ("-m", "sglang.bench_serving"): SGLANG_BENCH,
+    ("-m", "sglang.benchmark.serving"): SGLANG_BENCH,
+    ("aiperf", "profile"): AIPERF,
+    ("genai-perf", "profile"): AIPERF,
     ("trl", "vllm-serve"): VLLM,
     ("llama", "serve"): LLAMA,
     ("-m", "vllm.entrypoints.openai.api_server"): VLLM,
@@ -615,6 +628,8 @@ def _match_tool(words: list[str], at: int) -> ToolMatch | None:
     found: ToolMatch | None = None
     if two:
         found = (two[0], 2, two[1])
+    elif [name, *words[at + 1 : at + 3]] == ["vllm", "bench", "serve"]:
+        found = (VLLM_BENCH[0], 3, VLLM_BENCH[1])
     elif name in BY_NAME and (following or name != "axolotl"):
         found = (BY_NAME[name][0], 1, BY_NAME[name][1])
     elif name in BY_PATH and "/" in word.replace("\\", "/"):

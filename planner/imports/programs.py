@@ -141,10 +141,6 @@ MEASURES = (
     "measures a server, and Slipway does not read its settings: state the model, the lengths, the "
     "concurrency and the rate in a plan of your own to serve, and start its load test"
 )
-ANSWERS = (
-    "answers a file of requests, and Slipway does not read its settings: state the model, the "
-    "lengths and the number of requests in a batch generation of your own"
-)
 # Programs, also as the module after -m or imported, and their commands, whose work a plan states.
 UNREAD_WORK: dict[str, str] = {
     "llama-quantize": COMPRESSES,
@@ -152,9 +148,6 @@ UNREAD_WORK: dict[str, str] = {
     "auto_round": COMPRESSES,
     "llmcompressor": COMPRESSES,
     "vllm bench": MEASURES,
-    "sglang.bench_serving": MEASURES,
-    "vllm run-batch": ANSWERS,
-    "vllm.entrypoints.openai.run_batch": ANSWERS,
 }
 
 

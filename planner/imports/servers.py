@@ -41,12 +41,14 @@ PREFIX = (
 # ---------------------------------------------------------------------------
 
 
-def read_vllm(draft: Draft, words: list[str]) -> None:
+def read_vllm(draft: Draft, words: list[str], *, tool: str = "vllm") -> None:
     """Read the arguments of ``vllm serve`` or of its OpenAI-compatible server.
+
+    ``tool`` is the table of options, of a command that has more of them.
 
     Source: vLLM 0.33, vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py.
     """
-    arguments = read_options(draft, words, "vllm")
+    arguments = read_options(draft, words, tool)
     draft.request["engine"] = "vllm"
     server = ServerDraft(draft, arguments.options)
     named = server.take("model") or server.take("model_tag")
@@ -69,7 +71,7 @@ def read_vllm(draft: Draft, words: list[str]) -> None:
     add_share(server, "gpu_memory_utilization")
     _vllm_extras(server)
     need_requests(draft)
-    ignore_rest(draft, server.options, "vllm")
+    ignore_rest(draft, server.options, tool)
 
 
 def add_any_model(draft: Draft, named: Option) -> ModelSpec | None:

@@ -34,6 +34,14 @@ ENGINE_OF: Mapping[str, EngineName] = {**STARTED_AS, "llama_server": "llamacpp"}
 NO_EFFECT = "no effect on the plan"
 NOT_MODELLED = "Slipway does not model"
 ENGINE_ARGS = "launch.engine_args"
+# Load tests of other tools, and how their requests arrive by the field of the planner's request.
+LOAD_TESTS = frozenset({"vllm_bench", "sglang_bench", "aiperf"})
+ARRIVALS = {
+    "concurrency": "closed",
+    "request_rate_per_second": "open",
+    "burst_requests": "burst",
+}
+SENT = {"open": "{:g} requests a second", "burst": "{:g} requests at once"}
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
 
@@ -85,6 +93,8 @@ def _engine_words(engine: EngineName, item: Item) -> tuple[str, ...]:
 def _launch_of(imported: Import) -> dict[str, Any]:
     """Return the launch of a server's text: its engine, and the arguments that no plan has."""
     engine = STARTED_AS.get(str(imported.request.get("engine")))
+    if imported.kind in LOAD_TESTS:
+        return _load_of(imported)
     if engine is None or imported.goal != "serve":
         return {}
     lines = [str(each.value) for each in imported.understood if each.field == ENGINE_ARGS]
@@ -95,6 +105,28 @@ def _launch_of(imported: Import) -> dict[str, Any]:
         **({"engine_args": words} if words else {}),
         "idle_stop_seconds": HOUR,
     }
+
+
+def _load_of(imported: Import) -> dict[str, Any]:
+    """Return the launch of a load test: how requests arrive, and how many."""
+    work = imported.request.get("workload", {})
+    found = next((name for name in ARRIVALS if name in work), None)
+    load = {"arrivals": ARRIVALS[found], "points": [float(work[found])]} if found else {}
+    return {"run": "load", **load}
+
+
+def _without_arrivals(request: dict[str, Any], launch: Mapping[str, Any]) -> list[str]:
+    """Leave to a load test what a plan's document has no field for; return the note on it."""
+    work = request.get("workload", {})
+    left = [work.pop(name, None) for name in ("request_rate_per_second", "burst_requests")]
+    if not any(left) or not launch.get("points"):
+        return []
+    sent = SENT[launch["arrivals"]].format(launch["points"][0])
+    note = (
+        f"The load test sends {sent}, as the text does. The plan itself is for requests in "
+        "flight: state how many in the Workload step."
+    )
+    return [note]
 
 
 def named_draft(*, team: Team, owner: User, name: str) -> tuple[Plan, list[str]]:
@@ -162,12 +194,14 @@ def paste_draft(
         request["workload"] = {"kind": imported.goal or "serve"}
     own = first_host(team)
     named = _with_device(request, own) if not host and not pool else []
+    launch = _launch_of(imported)
+    named += _without_arrivals(request, launch)
     document, notes = document_of_request(request, host=host, pool=pool)
     if imported.repository:
         document["model"] = {"catalog_id": document["model"], "repository": imported.repository}
     if imported.data and document["goal"] in TRAINING_GOALS:
         notes += _with_data(document, imported.data)
-    if launch := _launch_of(imported):
+    if launch:
         document["launch"] = launch
     notes += shorten_requests(document)
     parsed = document_parse(document)

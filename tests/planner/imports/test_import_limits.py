@@ -178,6 +178,7 @@ def test_an_option_of_a_tool_stands_in_one_group_and_an_alias_leads_to_one(path)
         ("deepspeed", "deepspeed X train.py"),
         ("megatron", "torchrun pretrain_gpt.py"),
         ("transformers", "trl sft"),
+        ("aiperf", f"aiperf profile -m {LLAMA}"),
     ],
 )
 def test_an_option_without_a_reason_in_the_table_is_read(tool, command):

@@ -95,9 +95,7 @@ REFUSED = {
     "./build/bin/llama-quantize in.gguf out.gguf Q4_K_M": "the bits, the group size",
     "auto-round --model x/y --scheme W4A16": "calibration samples in a compression",
     'from llmcompressor import oneshot\noneshot(model="x/y", recipe="r.yaml")': "the bits",
-    "vllm bench serve --model x/y --request-rate 4": "start its load test",
-    "python -m sglang.bench_serving --backend sglang": "the concurrency and the rate",
-    "vllm run-batch -i in.jsonl -o out.jsonl --model x/y": "number of requests in a batch",
+    "vllm bench throughput --model x/y": "start its load test",
     "pip install auto-round": "no command of a known tool",
 }
 

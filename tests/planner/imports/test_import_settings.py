@@ -37,6 +37,10 @@ COMMANDS = (
     (("torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 512 --micro-batch-size 1 "
      "--global-batch-size 64"), "megatron"),
     ("torchrun --nproc_per_node 8 train.py --batch_size=12 --block_size=1024", "nanogpt"),
+    (f"vllm bench serve --model {LLAMA} --request-rate 4", "vllm_bench"),
+    (f"python -m sglang.bench_serving --model {LLAMA} --max-concurrency 8", "sglang_bench"),
+    (f"aiperf profile -m {LLAMA} --concurrency 8 --osl 100", "aiperf"),
+    (f"vllm run-batch -i in.jsonl -o out.jsonl --model {LLAMA}", "vllm_batch"),
     ("mlx_lm.lora --model mlx-community/Qwen3-8B-4bit --train --batch-size 2", "mlx"),
 )  # fmt: skip
 # A file, and the table of its keys.
@@ -51,9 +55,10 @@ ODD = (
     "true", "false", "auto", "none", "null", "bf16", "fp8", "cpu", "two words", "\u00bd", "\uff11",
     "99999999999999999", '{"a": 1}', "[1, 2]", "a/b.yaml", "$SIZE", "it's", "#5", "100%",
 )  # fmt: skip
-# Settings that decide how the others are read: the kind of work, or a file beside the command.
-DECIDE = frozenset({"model", "model_tag", "model_path", "config", "config_file", "export_dir", "infer_backend", "n_embd", "n_head",
-                    "n_layer", "template",
+# Settings that decide how the others are read: the kind of work, its data, or a file beside the
+# command.
+DECIDE = frozenset({"model", "model_tag", "model_path", "config", "config_file", "dataset_name", "export_dir", "infer_backend", "input_file", "n_embd", "n_head",
+                    "n_layer", "public_dataset", "seq_dist", "template",
                     *(name for name, method in PREFERENCE_ARGUMENTS.items() if method in OBJECTIVES)})  # fmt: skip
 CASES = int(os.environ.get("SLIPWAY_IMPORT_CASES", "150"))
 

@@ -26,12 +26,19 @@ RUNS = {
         "repository": "acme/tiny"
     },
     "vllm serve acme/tiny --max-model-len 512": {"repository": "acme/tiny"},
+    "vllm bench serve --model acme/tiny --input-len 200 --output-len 50 --request-rate 4": {
+        "repository": "acme/tiny"
+    },
+    "genai-perf profile -m tiny --tokenizer acme/tiny --isl 100 --osl 20 --concurrency 3": {
+        "repository": "acme/tiny"
+    },
 }
 REFUSED = {
     "python -m sglang.launch_server --model-path acme/tiny --context-length 512": (
         "runs on NVIDIA GPUs",
         "reports none",
     ),
+    "vllm run-batch -i in.jsonl -o out.jsonl --model acme/tiny": ("vLLM", "“Automatic”"),
     "vllm serve acme/tiny -tp 4": ("take 4 devices", "has 1", "choose hardware with 4 devices"),
     "vllm serve ./model --max-model-len 512": ("./model", "weights to load are not known"),
     "llama-server -m /models/7B/ggml-model-q4_0.gguf -c 512": ("ggml-model-q4_0.gguf", "choose a"),
@@ -113,3 +120,20 @@ def test_engine_flags_that_no_plan_has_go_with_the_launch(alice, host, own_hub):
     for words in ("-ub 256", "--jinja", "--cache-type-k q8_0 --cache-type-v q8_0"):
         assert words in answer["command"], answer
     assert "--port 80" not in answer["command"]
+
+
+def test_a_pasted_load_test_sends_what_the_text_sends(alice, host, own_hub):
+    line = "vllm bench serve --model acme/tiny --input-len 200 --output-len 50"
+    for arrivals, point, options in (
+        ("open", 4.0, "--request-rate 4"),
+        ("closed", 3.0, "--max-concurrency 3"),
+        ("burst", 20.0, "--num-prompts 20"),
+    ):
+        made, answer = pasted(alice, host, f"{line} {options}")
+        assert made["launch"]["run"] == "load", options
+        sent = Job.objects.get(pk=answer["job"]["id"]).spec["load"]["arrivals"]
+        assert sent["kind"] == arrivals, options
+        assert [point] in sent.values(), sent
+        assert any("load test sends" in each for each in made["plan"]["notes"]) == (
+            arrivals != "closed"
+        )
