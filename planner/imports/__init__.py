@@ -9,6 +9,7 @@
 - ``servers``    vLLM, SGLang, llama.cpp and TensorRT-LLM
 - ``local_servers``  Ollama and MLX LM
 - ``load_tests`` load tests of vLLM, SGLang and AIPerf, and vLLM's batches of a file
+- ``compression``  llama-quantize, AutoRound and the recipes of LLM Compressor
 - ``serving``    what their options share: formats, devices, offloading, speculation
 - ``programs``   which trainer a launcher or Python starts, by its script and its arguments
 - ``trainers``   launchers, Hugging Face trainers and Megatron-LM, by their command lines

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.catalog.devices import get_device
 from planner.catalog.models import model_from_config
+from planner.imports.compression import AUTO_ROUND_RECIPES, read_auto_round, read_llama_quantize
 from planner.imports.containers import container_script, is_container_file, server_replicas
 from planner.imports.documents import read_json, read_yaml
 from planner.imports.draft import (
@@ -355,7 +356,7 @@ def _read_config(draft: Draft, document: JsonObject) -> None:
 
 SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm", "ollama", "mlx"})
 # Tools that people run beside a server, whose own command states more of the plan.
-BESIDE = frozenset({"vllm_bench", "sglang_bench", "aiperf"})
+BESIDE = frozenset({"vllm_bench", "sglang_bench", "aiperf", "llama_quantize", "auto_round"})
 # Environment variables that a tool's reader takes.
 READ_VARIABLES: dict[Kind, frozenset[str]] = {
     "swift": frozenset({"NPROC_PER_NODE", "NNODES"}),
@@ -458,6 +459,10 @@ def _read_swift(draft: Draft, words: list[str], _files: Files) -> None:
     read_swift(TrainDraft(draft, {}), f"swift {command}", command, words[1:])
 
 
+def _auto_round(program: str) -> tuple[Kind, Reader]:
+    return "auto_round", lambda draft, words, _files: read_auto_round(draft, words, program)
+
+
 def _mlx(command: str | None) -> Reader:
     def read(draft: Draft, words: list[str], _files: Files) -> None:
         first = command or (plain(words[0]) if words else "")
@@ -532,6 +537,7 @@ VLLM_BENCH: tuple[Kind, Reader] = ("vllm_bench", _without_files(read_vllm_bench)
 VLLM_BATCH: tuple[Kind, Reader] = ("vllm_batch", _without_files(read_vllm_batch))
 SGLANG_BENCH: tuple[Kind, Reader] = ("sglang_bench", _without_files(read_sglang_bench))
 AIPERF: tuple[Kind, Reader] = ("aiperf", _without_files(read_aiperf))
+QUANTIZE: tuple[Kind, Reader] = ("llama_quantize", _without_files(read_llama_quantize))
 MLX_COMMANDS = ("server", "generate", "chat", "lora")
 SWIFT_COMMANDS = frozenset({"sft", "pt", "rlhf"})
 # The name of a program, without its folder.
@@ -544,6 +550,8 @@ BY_NAME: dict[str, tuple[Kind, Reader]] = {
     "trtllm-serve": ("tensorrt_llm", read_tensorrt_llm),
     "llamafactory-cli": FACTORY,
     "axolotl": AXOLOTL,
+    "llama-quantize": QUANTIZE,
+    **{name: _auto_round(name) for name in (*AUTO_ROUND_RECIPES, "auto_round")},
     "benchmark_serving.py": VLLM_BENCH,  # vLLM's, before it was a command
     "ollama": ("ollama", _without_files(read_ollama)),
     **{f"mlx_lm.{name}": ("mlx", _mlx(name)) for name in MLX_COMMANDS},
@@ -584,6 +592,8 @@ BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
     ("genai-perf", "profile"): AIPERF,
     ("trl", "vllm-serve"): VLLM,
     ("llama", "serve"): LLAMA,
+    ("llama", "quantize"): QUANTIZE,
+    ("-m", "auto_round"): _auto_round("auto-round"),
     ("-m", "vllm.entrypoints.openai.api_server"): VLLM,
     ("-m", "vllm.entrypoints.api_server"): VLLM,
     ("-m", "vllm.entrypoints.cli.main"): VLLM,
@@ -630,7 +640,7 @@ def _match_tool(words: list[str], at: int) -> ToolMatch | None:
         found = (two[0], 2, two[1])
     elif [name, *words[at + 1 : at + 3]] == ["vllm", "bench", "serve"]:
         found = (VLLM_BENCH[0], 3, VLLM_BENCH[1])
-    elif name in BY_NAME and (following or name != "axolotl"):
+    elif name in BY_NAME and (following or name != "axolotl") and "install" not in words[:at]:
         found = (BY_NAME[name][0], 1, BY_NAME[name][1])
     elif name in BY_PATH and "/" in word.replace("\\", "/"):
         found = (BY_PATH[name][0], 1, BY_PATH[name][1])

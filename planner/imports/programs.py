@@ -133,20 +133,12 @@ def _without_python(words: list[str]) -> list[str]:
     return words[at:]
 
 
-COMPRESSES = (
-    "compresses a model, and Slipway does not read its settings: state the model, the method, the "
-    "bits, the group size and the calibration samples in a compression of your own"
-)
 MEASURES = (
     "measures a server, and Slipway does not read its settings: state the model, the lengths, the "
     "concurrency and the rate in a plan of your own to serve, and start its load test"
 )
 # Programs, also as the module after -m or imported, and their commands, whose work a plan states.
 UNREAD_WORK: dict[str, str] = {
-    "llama-quantize": COMPRESSES,
-    "auto-round": COMPRESSES,
-    "auto_round": COMPRESSES,
-    "llmcompressor": COMPRESSES,
     "vllm bench": MEASURES,
 }
 

@@ -10,9 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.imports.compression import (
+    CALIBRATED,
+    ITS_SAMPLES,
+    modifiers_of,
+    read_modifier,
+)
 from planner.imports.documents import refuse_wide_numbers
-from planner.imports.draft import REFUSED, Draft, Option, Options, is_secret, shown
-from planner.imports.programs import UNREAD_WORK
+from planner.imports.draft import LARGEST_TOKENS, REFUSED, Draft, Option, Options, is_secret, shown
+from planner.imports.models import add_model
 from planner.imports.shell import option_table
 from planner.imports.torchtitan import read_torchtitan_module
 from planner.imports.trainers import PREFERENCE, put_objective, read_hugging_face_options
@@ -66,6 +72,9 @@ def read_python_text(draft: Draft, text: str) -> None:
             draft.kind = "torchtitan"
             read_torchtitan_module(draft, tree)
             return
+        if any(name.split(".")[0] == "llmcompressor" for name in _imported(tree)):
+            _read_oneshot(draft, tree)
+            return
         _read_calls(draft, tree)
     except RecursionError as error:
         raise BadRequestError(
@@ -106,9 +115,6 @@ def _read_calls(draft: Draft, tree: ast.Module) -> None:
     for call, name, owner in _calls(tree):
         script.read(call, name, owner)
     if not script.is_read:
-        for package in sorted({name.split(".")[0] for name in _imported(tree)}):
-            if package in UNREAD_WORK:
-                raise BadRequestError(f"{package!r} {UNREAD_WORK[package]}", "text")
         raise BadRequestError(
             "the Python has no call of a trainer that is known: paste a script of Unsloth or TRL "
             "with from_pretrained(…), get_peft_model(…) and SFTConfig(…)",
@@ -186,6 +192,103 @@ class _Script:
                 self.draft.ignore(source, "another call states it")
             else:
                 self.options[target] = Option(target, value, source, f"{title}.{name}")
+
+
+OF_RECIPE = "the job's own choice: which layers are left out, and how a method is tuned"
+OF_CALIBRATION = "no effect on the plan: the data set and its preparation"
+
+
+def _read_oneshot(draft: Draft, tree: ast.Module) -> None:
+    """Read a script of LLM Compressor: the model that it loads, its recipe and its samples.
+
+    Source: vllm-project/llm-compressor, src/llmcompressor/entrypoints/oneshot.py.
+
+    Raises:
+        BadRequestError: it states no method, or one whose format no job writes.
+    """
+    draft.kind, draft.goal = "llm_compressor", "compress"
+    script = _Compression(draft, _constants(tree))
+    for call, name, owner in _calls(tree):
+        script.read(call, name, owner)
+    methods = [
+        name for name, source, inner in script.recipe if read_modifier(draft, name, source, inner)
+    ]
+    if not methods:
+        raise BadRequestError(
+            "the Python of LLM Compressor has no modifier that states a method, such as "
+            'AWQModifier(scheme="W4A16"): paste the script with its recipe',
+            "text",
+        )
+    for name in methods[:-1]:
+        draft.assume(name, f"Slipway compresses once: by {methods[-1]}")
+    if draft.value("model") is None and draft.model is None:
+        draft.need("model", "the script names none by a literal")
+    _add_samples(draft, script.samples)
+
+
+@dataclass
+class _Compression:
+    """The calls of a script of LLM Compressor in reading: its recipe's modifiers and samples.
+
+    A modifier has its name, the text that states its scheme, and its arguments.
+    """
+
+    draft: Draft
+    constants: dict[str, Any]
+    recipe: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    samples: Options = field(default_factory=dict)
+
+    def read(self, call: ast.Call, name: str, owner: str) -> None:
+        """Take the arguments of a call that a plan depends on; others are none of its."""
+        pairs = [(each.arg, each.value) for each in call.keywords if each.arg]
+        is_loader = name in LOADERS and not OTHER_LOADERS.search(owner)
+        if call.args and (is_loader or name == "oneshot"):
+            pairs.insert(0, ("model", call.args[0]))
+        stated = {key: _literal(node, self.constants)[0] for key, node in pairs}
+        shows = {
+            key: shown(f"{name}.{key}={'***' if is_secret(key) else ast.unparse(node)}")
+            for key, node in pairs
+        }
+        model = stated.get("model") or stated.get("pretrained_model_name_or_path")
+        is_named = is_loader or name == "oneshot"
+        if is_named and isinstance(model, str) and self.draft.value("model") is None:
+            add_model(self.draft, shown(f"{name}({model})"), model)
+        if name.endswith("Modifier"):
+            self.recipe.append((name, shows.get("scheme", name), stated))
+            for key in sorted(shows.keys() - {"scheme"}):
+                self.draft.ignore(shows[key], OF_RECIPE)
+        if name == "oneshot":
+            self._take(stated, shows)
+
+    def _take(self, stated: dict[str, Any], shows: dict[str, str]) -> None:
+        """Take the recipe and the samples of ``oneshot``."""
+        recipe = stated.get("recipe")
+        if isinstance(recipe, str):
+            self.recipe += [(each, each, inner) for each, inner in modifiers_of(recipe)]
+        for key in sorted(shows.keys() - {"model", "recipe"}):
+            if shows[key] in REFUSED.get():
+                continue
+            if key in SAMPLES and stated[key] is not None:
+                self.samples[key] = Option(key, stated[key], shows[key], f"oneshot.{key}")
+            else:
+                self.draft.ignore(shows[key], OF_CALIBRATION)
+
+
+SAMPLES = ("num_calibration_samples", "max_seq_length")
+
+
+def _add_samples(draft: Draft, samples: dict[str, Option]) -> None:
+    """Record the tokens of calibration, for a method that reads some."""
+    count, length = (samples.get(name) for name in SAMPLES)
+    source = ", ".join(option.source for option in samples.values())
+    if draft.value("workload.method") in CALIBRATED and length is not None:
+        number = count.whole() if count else ITS_SAMPLES
+        tokens = number * length.whole(most=LARGEST_TOKENS)
+        draft.put(source, "workload.calibration_tokens", tokens)
+    elif source:
+        draft.ignore(
+            source, "the method reads no calibration text, or samples of no stated length"
+        )
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str, str]]:

@@ -41,6 +41,8 @@ COMMANDS = (
     (f"python -m sglang.bench_serving --model {LLAMA} --max-concurrency 8", "sglang_bench"),
     (f"aiperf profile -m {LLAMA} --concurrency 8 --osl 100", "aiperf"),
     (f"vllm run-batch -i in.jsonl -o out.jsonl --model {LLAMA}", "vllm_batch"),
+    ("llama-quantize Llama-3.1-8B-F16.gguf out.gguf Q4_K_M", "llama_quantize"),
+    (f"auto-round --model {LLAMA} --scheme W4A16", "auto_round"),
     ("mlx_lm.lora --model mlx-community/Qwen3-8B-4bit --train --batch-size 2", "mlx"),
 )  # fmt: skip
 # A file, and the table of its keys.

@@ -29,6 +29,9 @@ RUNS = {
     "vllm bench serve --model acme/tiny --input-len 200 --output-len 50 --request-rate 4": {
         "repository": "acme/tiny"
     },
+    "auto-round --model acme/tiny --scheme W4A16 --group_size 64": {"repository": "acme/tiny"},
+    'from llmcompressor import oneshot\noneshot(model="acme/tiny", recipe=AWQModifier('
+    'scheme="W4A16"), max_seq_length=64, num_calibration_samples=8)': {"repository": "acme/tiny"},
     "genai-perf profile -m tiny --tokenizer acme/tiny --isl 100 --osl 20 --concurrency 3": {
         "repository": "acme/tiny"
     },
@@ -41,6 +44,7 @@ REFUSED = {
     "vllm run-batch -i in.jsonl -o out.jsonl --model acme/tiny": ("vLLM", "“Automatic”"),
     "vllm serve acme/tiny -tp 4": ("take 4 devices", "has 1", "choose hardware with 4 devices"),
     "vllm serve ./model --max-model-len 512": ("./model", "weights to load are not known"),
+    "llama-quantize /models/7B/ggml-model-f16.gguf Q4_K_M": ("7B", "choose a"),
     "llama-server -m /models/7B/ggml-model-q4_0.gguf -c 512": ("ggml-model-q4_0.gguf", "choose a"),
     f"vllm serve {GGUF}": ("reads safetensors files", "GGUF files"),
     "vllm serve meta-llama/Llama-3.1-405B": ("Nothing fits on", "GiB"),
