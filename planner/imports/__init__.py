@@ -14,6 +14,7 @@
 - ``programs``   which trainer a launcher or Python starts, by its script and its arguments
 - ``trainers``   launchers, Hugging Face trainers and Megatron-LM, by their command lines
 - ``trainer_scripts``  ms-swift, nanoGPT and MLX LM's trainer, by their command lines
+- ``on_policy`` completions of GRPO by TRL's names; ``verl`` verl's GRPO, by Hydra's overrides
 - ``torchtitan`` its files, command lines and Python modules
 - ``python_text`` scripts of Unsloth and TRL, by their syntax
 - ``training_files``  Axolotl, LLaMA-Factory, TRL, DeepSpeed and Accelerate, by their files

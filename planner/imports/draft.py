@@ -38,6 +38,7 @@ Kind = Literal[
     "llama_quantize",
     "auto_round",
     "llm_compressor",
+    "verl",
     "hf_config",
     "deepspeed_config",
     "accelerate_config",
@@ -68,6 +69,7 @@ TITLES: dict[Kind, str] = {
     "llama_quantize": "llama-quantize",
     "auto_round": "AutoRound",
     "llm_compressor": "LLM Compressor",
+    "verl": "verl",
     "hf_config": "Hugging Face config.json",
     "deepspeed_config": "DeepSpeed's configuration",
     "accelerate_config": "Accelerate's configuration",
@@ -100,12 +102,13 @@ class Import(SparseSpec):
     """A draft of a plan request read from another tool's settings.
 
     ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
-    others that a plan needs. ``data`` names a data set of the Hub, which no request has, by the
-    fields of a training's data. ``repository`` has the weights of a catalog model, where the text
-    names another one than its own. ``ignored`` settings are known to the tool, with the reason why
-    the plan does not use them; ``unknown`` ones are not known to it, with the nearest name as
-    reason. A setting stands in one of the three. ``assumptions`` are those of them that change the
-    work, as sentences for the plan that is made of the draft.
+    others that a plan needs. ``data`` names a data set of the Hub by the fields of a training's
+    data, and ``rewards`` its reward functions: no request has them. ``repository`` has the weights
+    of a catalog model, where the text names another one than its own. ``ignored`` settings are
+    known to the tool, with the reason why the plan does not use them; ``unknown`` ones are not
+    known to it, with the nearest name as reason. A setting stands in one of the three.
+    ``assumptions`` are those of them that change the work, as sentences for the plan that is made
+    of the draft.
     """
 
     kind: Kind
@@ -113,6 +116,7 @@ class Import(SparseSpec):
     model: str | dict[str, Any] | None = None
     repository: str | None = None
     data: dict[str, str] = Field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
     request: JsonObject = Field(default_factory=dict)
     understood: tuple[Item, ...] = ()
     ignored: tuple[Item, ...] = ()
@@ -275,6 +279,7 @@ class Draft:
     variables: dict[str, str] = field(default_factory=dict)
     repository: str | None = None
     data: dict[str, str] = field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
 
     def put(self, source: str, name: str, value: object) -> None:
         """Record that a setting became a field of the request, by its dotted name."""
@@ -289,6 +294,10 @@ class Draft:
         """Record that a setting names a data set of the Hub, its subset or its split."""
         self.understood.append(Item(source=source, field=f"workload.{name}", value=value))
         self.data[name] = value
+
+    def note_rewards(self, source: str, names: str) -> None:
+        """Record that a setting names reward functions, which no request has."""
+        self.understood.append(Item(source=source, field="workload.reward_function", value=names))
 
     def ignore(self, source: str, reason: str) -> None:
         """Record that a setting of the tool does not become part of the request, and why."""
@@ -370,6 +379,7 @@ class Draft:
             model=self.model,
             repository=self.repository,
             data=self.data,
+            rewards=self.rewards,
             request=self.request,
             understood=tuple(self.understood),
             ignored=tuple(self.ignored),

@@ -45,6 +45,7 @@ from planner.imports.programs import (
     SWIFT_PROGRAMS,
     TRL_PROGRAMS,
     UNREAD_WORK,
+    VERL_PROGRAMS,
     read_launcher,
     read_python,
     refuse_unread,
@@ -626,6 +627,7 @@ IMAGES: tuple[tuple[re.Pattern[str], tuple[Kind, Reader]], ...] = (
         )
     ),
 )
+KNOWN_PROGRAMS = (FACTORY_PROGRAMS, SWIFT_PROGRAMS, TRL_PROGRAMS, VERL_PROGRAMS)
 PYTHON = re.compile(r"python[\d.]*")
 
 
@@ -680,7 +682,7 @@ def _runs_trainer(words: list[str], at: int) -> bool:
     if not is_first or not (is_module or word.endswith(".py")):
         return False
     refuse_unread(word)
-    known = any(each.search(word) for each in (FACTORY_PROGRAMS, SWIFT_PROGRAMS, TRL_PROGRAMS))
+    known = any(each.search(word) for each in KNOWN_PROGRAMS)
     return known or tool_of_arguments([plain(each) for each in words[at + 1 :]]) is not None
 
 

@@ -31,6 +31,7 @@ from planner.imports.trainers import (
 )
 from planner.imports.training import TrainDraft
 from planner.imports.training_files import read_llama_factory_line
+from planner.imports.verl import read_verl
 from planner.specs.base import BadRequestError
 
 # Trainers whose settings no reader knows, by their command, script or module.
@@ -38,7 +39,7 @@ UNREAD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), title)
     for pattern, title in (
         (r"^openrlhf\.", "OpenRLHF"),
-        (r"^verl\.", "verl"),
+        (r"^verl\.(?!trainer\.main_ppo$)", "verl"),
         (r"^nemo(_run|_rl|_automodel)?\.|/nemo_(rl|automodel)/|^NeMo", "NeMo"),
         (r"^llm_foundry|/llmfoundry/", "LLM Foundry"),
         (r"^xtuner\.", "XTuner"),
@@ -52,6 +53,7 @@ UNREAD: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 FACTORY_PROGRAMS = re.compile(r"(^|/)train_bash\.py$|llama_?factory([./]|$)|^llamafactory-cli$")
 SWIFT_PROGRAMS = re.compile(r"(^|[/.])swift[/.](cli[/.])?(sft|pt|rlhf)(\.py)?$")
 TRL_PROGRAMS = re.compile(r"(^|[/.])trl[/.]scripts[/.]\w+|^trl$")
+VERL_PROGRAMS = re.compile(r"^verl\.trainer\.main_ppo$|(^|/)main_ppo\.py$")
 # Arguments that a trainer of Hugging Face's has and a script of another kind hardly by chance.
 OF_HUGGING_FACE = frozenset(
     {
@@ -174,6 +176,7 @@ def tool_of(program: str, arguments: list[str]) -> str:
         (SWIFT_PROGRAMS, "swift"),
         (TRL_PROGRAMS, "trl"),
         (TORCHTITAN_MODULES, "torchtitan"),
+        (VERL_PROGRAMS, "verl"),
     ):
         if pattern.search(program):
             return tool
@@ -265,6 +268,10 @@ def _torchtitan(train: TrainDraft, program: str, arguments: list[str]) -> None:
     read_torchtitan_line(train, program, arguments)
 
 
+def _verl(train: TrainDraft, program: str, arguments: list[str]) -> None:
+    read_verl(train, program, arguments)
+
+
 READERS: dict[str, Callable[[TrainDraft, str, list[str]], None]] = {
     "transformers": _hugging_face,
     "trl": _trl,
@@ -274,4 +281,5 @@ READERS: dict[str, Callable[[TrainDraft, str, list[str]], None]] = {
     "megatron": _megatron,
     "axolotl": _axolotl,
     "torchtitan": _torchtitan,
+    "verl": _verl,
 }

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from planner.imports.draft import Option, shown
 from planner.imports.models import add_model
+from planner.imports.on_policy import add_completions
 from planner.imports.shell import (
     ignore_rest,
     ignore_words,
@@ -61,6 +62,7 @@ def read_swift(train: TrainDraft, program: str, command: str, words: list[str]) 
         put_objective(draft, source, PREFERENCE.get(name, shown(name)))
     add_preference_options(draft, options)
     _swift_world(train)
+    add_completions(train)
     _swift_method(train)
     dtype = options.pop("torch_dtype", None)
     if dtype is not None:

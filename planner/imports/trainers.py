@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from planner.imports.documents import options_of
 from planner.imports.draft import Draft, Option, Options, shown
+from planner.imports.on_policy import add_completions
 from planner.imports.shell import (
     Arguments,
     ignore_rest,
@@ -108,8 +109,11 @@ OBJECTIVES: Mapping[str, TrainObjective] = {
     "KTO": "kto",
     "ORPO": "orpo",
     "a reward model": "reward",
+    "GRPO": "grpo",
 }
-USUAL_LOSSES = frozenset({"sigmoid", "kto", "['sigmoid']", "['kto']"})
+USUAL_LOSSES = frozenset(
+    {"sigmoid", "kto", "grpo", "dapo", "['sigmoid']", "['kto']", "['grpo']", "['dapo']"}
+)
 SOME_PREFERENCE = "preference training"  # of arguments that several methods have
 # Arguments that only such trainers have. Source: TRL 2026-07, the configurations in trl/trainer.
 PREFERENCE_ARGUMENTS = {
@@ -367,6 +371,7 @@ def read_hugging_face_options(
     train.options |= {**rename(options, HUGGING_FACE), **train.options}
     draft = train.draft
     add_preference_options(draft, train.options)
+    add_completions(train)
     accumulation = train.options.get("accumulation")
     is_stated = accumulation is not None and accumulation.text.lower() != "auto"
     if is_known and is_stated and "micro_batch" not in train.options:

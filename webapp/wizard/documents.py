@@ -595,8 +595,23 @@ def _move_workload(goal: str, workload: dict[str, Any], into: dict[str, Any]) ->
     known = set(WORKLOADS[goal].model_fields) - {"length_schedule"}  # of the planner: its stages
     for name in [name for name in workload if name in known]:
         into[name] = workload.pop(name)
+    if into.get("objective") == "grpo":
+        _count_prompts(workload, into)
     if goal in TRAINING_GOALS and {"tokens", "time_budget_seconds"} & set(into):
         into |= {name: into.get(name) for name in ("tokens", "time_budget_seconds")}
+
+
+def _count_prompts(workload: dict[str, Any], into: dict[str, Any]) -> None:
+    """Count a policy's batch in prompts, as documents do; the planner counts their completions.
+
+    A batch that divides the completions of a prompt stays in ``workload``, to be named.
+    """
+    completions = into.pop("global_batch_size", None)
+    each = into.get("num_generations", TrainWorkload.model_fields["num_generations"].default)
+    if isinstance(completions, int) and completions % each == 0:
+        into["global_batch_size"] = completions // each
+    elif completions is not None:
+        workload["global_batch_size"] = completions
 
 
 def _move_hardware(

@@ -70,12 +70,14 @@ def _batch_of(plan: Plan, cluster: ClusterSpec, host: Host, *, is_stated: bool) 
         return []
     each = math.prod(getattr(pins, name) or 1 for name in OF_ONE_COPY)
     ranks = pins.data_parallel_size or max(1, _devices(cluster) // each)
-    batch = micro * steps * ranks
+    records = micro * steps * ranks
+    is_grpo = getattr(document.workload, "objective", "") == "grpo"
+    batch = max(1, records // document.workload.num_generations) if is_grpo else records
     work = document.workload.with_values(global_batch_size=batch)
     plan.document = document.model_copy(update={"workload": work})
     note = (
         f"The text states no number of devices: its {micro} x {steps} sequences make a global "
-        f"batch of {batch} on {ranks} of {host.name}."
+        f"batch of {batch}{' prompts' if is_grpo else ''} on {ranks} of {host.name}."
     )
     return [note]
 

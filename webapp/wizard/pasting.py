@@ -16,6 +16,7 @@ from planner.specs.base import PlannerError
 from planner.specs.units import HOUR
 from runners.jobspec.engine_args import MOST_WORDS, usable_args
 from runners.jobspec.engines import ROWS, EngineName
+from runners.jobspec.rewards import BUILT_IN
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
 from runners.plans.fields import faults_in
 from runners.plans.workloads import TRAINING_GOALS, PretrainWork
@@ -34,6 +35,8 @@ ENGINE_OF: Mapping[str, EngineName] = {**STARTED_AS, "llama_server": "llamacpp"}
 NO_EFFECT = "no effect on the plan"
 NOT_MODELLED = "Slipway does not model"
 ENGINE_ARGS = "launch.engine_args"
+# Reward functions of TRL and Open R1 that are a built-in one here.
+REWARDS = {**{name: name for name in BUILT_IN}, "think_format_reward": "think_format"}
 # Load tests of other tools, and how their requests arrive by the field of the planner's request.
 LOAD_TESTS = frozenset({"vllm_bench", "sglang_bench", "aiperf"})
 ARRIVALS = {
@@ -201,6 +204,7 @@ def paste_draft(
         document["model"] = {"catalog_id": document["model"], "repository": imported.repository}
     if imported.data and document["goal"] in TRAINING_GOALS:
         notes += _with_data(document, imported.data)
+    notes += _with_rewards(document, imported.rewards)
     if launch:
         document["launch"] = launch
     notes += shorten_requests(document)
@@ -225,6 +229,28 @@ def _with_data(document: dict[str, Any], data: Mapping[str, str]) -> list[str]:
         return [f"The text's data set is not used: {faults_in(error)[0].sentence}"]
     document["workload"] = {**document.get("workload", {}), **fields}
     return []
+
+
+def _with_rewards(document: dict[str, Any], named: tuple[str, ...]) -> list[str]:
+    """Name the reward functions of a text that jobs have; return a note on the others.
+
+    GRPO learns from at least one: without any that jobs have it is the first built-in one.
+    """
+    work = document.get("workload", {})
+    if work.get("objective") != "grpo":
+        return []
+    found = list(dict.fromkeys(REWARDS[each] for each in named if each in REWARDS))
+    work["reward_function"] = "\n".join(found) or next(iter(BUILT_IN))
+    left = [each for each in named if each not in REWARDS]
+    if found and not left:
+        return []
+    why = (
+        f"Rewards of the text that jobs do not have: {', '.join(left)}."
+        if left
+        else ("The text names no reward function.")
+    )
+    chosen = ", ".join(work["reward_function"].splitlines())
+    return [f"{why} Planned with {chosen}. Choose yours in the Workload step, or a Python file."]
 
 
 def _with_device(request: dict[str, Any], own: Host | None) -> list[str]:

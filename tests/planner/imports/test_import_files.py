@@ -352,7 +352,11 @@ COMPARES = [
     (TRL_LINE.replace("dpo", "orpo"), "orpo", None),
     (TRL_LINE.replace("dpo", "reward"), "reward", None),
     (f"{TRL_LINE}--loss_type ipo", "dpo", "usual loss of DPO"),
-    (TRL_LINE.replace("dpo", "grpo"), None, "trains by GRPO"),
+    (TRL_LINE.replace("dpo", "grpo"), "grpo", None),
+    (TRL_LINE.replace("dpo", "rloo"), None, "trains by RLOO"),
+    (f"{TRL_LINE.replace('dpo', 'grpo')} --loss_type vespo", "grpo", "usual loss of GRPO"),
+    (f"swift rlhf --rlhf_type grpo --model {LLAMA}", "grpo", None),
+    (AXOLOTL + "rl: grpo\n", "grpo", None),
     (AXOLOTL + "rl: dpo\n", "dpo", None),
     (AXOLOTL + "rl: kto\n", "kto", None),
     (AXOLOTL + "rl: ipo\n", "dpo", "usual loss of DPO"),
@@ -374,7 +378,7 @@ COMPARES = [
      "preference training"),
     (f"torchrun train.py --model_name_or_path {LLAMA} --beta 0.1 --desirable_weight 1.0", "kto",
      None),
-    (f"model_name_or_path: {LLAMA}\nbeta: 0.1\nnum_generations: 8\n", None, "trains by GRPO"),
+    (f"model_name_or_path: {LLAMA}\nbeta: 0.1\nnum_generations: 8\n", "grpo", None),
     (f"swift rlhf --rlhf_type kto --model {LLAMA}", "kto", None),
     (f"swift rlhf --rlhf_type simpo --model {LLAMA}", None, "SimPO"),
 ]  # fmt: skip
@@ -387,6 +391,33 @@ def test_what_compares_answers_has_its_objective_or_says_what_it_leaves_out():
         assert draft.request["workload"].get("objective") == objective, text
         assert (SUPERVISED in said) == (objective is None), text
         assert (left_out or "") in said, text
+
+
+def test_grpo_states_its_completions_their_place_and_its_rewards():
+    line = (
+        "accelerate launch --num_processes 4 trl grpo --model_name_or_path Qwen/Qwen3-8B "
+        "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --num_generations 16 "
+        "--max_prompt_length 512 --max_completion_length 1024 --beta 0.04 --num_iterations 2 "
+        "--steps_per_generation 4 --use_vllm --vllm_gpu_memory_utilization 0.3 "
+        "--vllm_enable_sleep_mode --reward_funcs accuracy_reward my.own "
+    )
+    draft = read_paste(line)
+    assert draft.request["workload"] == {
+        "kind": "train", "objective": "grpo", "method": "full", "num_generations": 16,
+        "num_iterations": 2, "beta": 0.04, "max_prompt_length": 512,
+        "max_completion_length": 1024, "sequence_length": 1536, "global_batch_size": 64,
+        "generation_batch_size": 128, "generator": "colocated",
+    }  # fmt: skip
+    assert draft.request["pins"]["rollout"] == {
+        "engine": "vllm", "gpu_memory_utilization": 0.3, "sleep": "generator",
+    }  # fmt: skip
+    assert draft.rewards == ("accuracy_reward", "my.own")
+    assert draft.assumptions == ()
+    apart = read_paste(f"{line}--vllm_mode server")
+    assert apart.request["workload"]["generator"] == "separate"
+    assert any(each.startswith("workload.rollout_devices") for each in apart.missing)
+    alone = read_paste(line.replace("--use_vllm ", "")).request["pins"]["rollout"]
+    assert alone == {"engine": "transformers"}
 
 
 def test_a_pairs_batch_counts_both_answers_and_its_reference_may_answer_ahead():

@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 
+from planner.api import plan
 from planner.imports import read_paste
 from planner.imports.programs import tool_of
 from planner.imports.trainers import SUPERVISED
 from planner.specs.base import PlannerError
+from planner.specs.estimate import PlanRequest
 from tests.planner.imports.test_import_commands import LLAMA
 
 # How people start a script; ``{}`` is it with its arguments.
@@ -30,7 +32,13 @@ MODULES = ("python -m {}", "accelerate launch -m {}", "torchrun --nproc_per_node
 HF = f"--model_name_or_path {LLAMA} --per_device_train_batch_size 2 --max_length 1024"
 FACTORY = f"--model_name_or_path {LLAMA} --do_train --cutoff_len 10000 --template llama3"
 # What a plan has an objective for; other methods are left out by name.
-OBJECTIVES = {"DPO": "dpo", "KTO": "kto", "ORPO": "orpo", "a reward model": "reward"}
+OBJECTIVES = {
+    "DPO": "dpo",
+    "KTO": "kto",
+    "ORPO": "orpo",
+    "GRPO": "grpo",
+    "a reward model": "reward",
+}
 # A script and its arguments: the method of the draft, and its objective or what it leaves out.
 SCRIPTS = {
     f"trl/scripts/sft.py {HF}": ("full", None),
@@ -175,3 +183,43 @@ def test_what_compresses_or_measures_beside_a_server_leaves_the_server_read():
         draft = read_paste(f"{other}\nllama-server -hf x/y-GGUF -c 512")
         assert draft.request["workload"]["kind"] == "serve", other
         assert any(other in each.source for each in draft.ignored), draft.ignored
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=1024 "
+    "data.max_prompt_length=512 data.max_response_length=1024 data.truncation='error' "
+    "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 "
+    "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5 "
+    "trainer.nnodes=2 trainer.logger=[console]"
+)
+
+
+def test_grpo_of_verl_counts_completions_and_is_planned():
+    draft = read_paste(VERL)
+    assert draft.request["workload"] == {
+        "kind": "train", "objective": "grpo", "method": "full", "num_generations": 5,
+        "max_prompt_length": 512, "max_completion_length": 1024, "sequence_length": 1536,
+        "generation_batch_size": 5120, "global_batch_size": 1280, "beta": 0.001,
+        "generator": "colocated",
+    }  # fmt: skip
+    assert draft.request["pins"]["rollout"] == {
+        "engine": "vllm", "tensor_parallel_size": 2, "gpu_memory_utilization": 0.6,
+        "sleep": "generator",
+    }  # fmt: skip
+    assert draft.request["cluster"] == {"devices_per_node": 8, "nodes": 2}
+    assert draft.unknown == draft.assumptions == ()
+    assert draft.missing == ("cluster.device: the device; python -m planner devices lists them",)
+    cluster = {**draft.request["cluster"], "device": "nvidia-h100-sxm"}
+    answer = plan(PlanRequest.model_validate({**draft.request, "cluster": cluster}))
+    assert answer.plans
+    megatron = read_paste(
+        f"{VERL} actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 "
+        "actor_rollout_ref.actor.fsdp_config.param_offload=True "
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+    )
+    assert megatron.request["pins"]["tensor_parallel_size"] == 4
+    assert "zero_stage" not in megatron.request["pins"]
+    assert megatron.request["pins"]["rollout"]["sleep"] == "both"

@@ -36,7 +36,13 @@ RUNS = {
         "repository": "acme/tiny"
     },
 }
+GRPO = (
+    "trl grpo --model_name_or_path acme/tiny --num_generations 4 --max_completion_length 32 "
+    "--max_prompt_length 64 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
+    "--reward_funcs think_format_reward"
+)
 REFUSED = {
+    GRPO: ("a data set of the Hub",),
     "python -m sglang.launch_server --model-path acme/tiny --context-length 512": (
         "runs on NVIDIA GPUs",
         "reports none",
@@ -141,3 +147,21 @@ def test_a_pasted_load_test_sends_what_the_text_sends(alice, host, own_hub):
         assert any("load test sends" in each for each in made["plan"]["notes"]) == (
             arrivals != "closed"
         )
+
+
+def test_a_pasted_grpo_counts_prompts_and_has_rewards_that_jobs_have(alice, host, own_hub):
+    for options, prompts, rewards, said in (
+        ("", 2, "think_format", "batch of 2 prompts"),
+        (" my.reward", 2, "think_format", "jobs do not have: my.reward"),
+    ):
+        made, _ = pasted(alice, host, f"{GRPO}{options}")
+        work = plan_of(made).document.workload
+        assert (work.objective, work.num_generations) == ("grpo", 4), options
+        assert (work.global_batch_size, work.reward_function) == (prompts, rewards), options
+        assert said in " ".join(made["plan"]["notes"]), made["plan"]["notes"]
+    made, _ = pasted(
+        alice, host, f"accelerate launch --num_processes 1 {GRPO.partition(' --reward')[0]}"
+    )
+    work = plan_of(made).document.workload
+    assert (work.global_batch_size, work.reward_function) == (2, "exact_match")
+    assert "names no reward function" in " ".join(made["plan"]["notes"])
