@@ -39,6 +39,7 @@ __all__ = [
     "is_known_model",
     "list_models",
     "model_from_config",
+    "stretched_context",
 ]
 
 
@@ -251,6 +252,19 @@ def _rotary_scalings(reader: ConfigReader) -> tuple[Fields, ...]:
     if nested and len(nested) == len(scaling.config):
         return tuple(scaling.inside(name) for name in nested)
     return (scaling,) if scaling.config else ()
+
+
+def stretched_context(length: int, scaling: dict[str, Any]) -> int:
+    """Return a context of ``length`` tokens stretched by a ``rope_scaling`` of transformers.
+
+    Raises:
+        BadRequestError: a field of the scaling is no number.
+
+    >>> stretched_context(40960, {"rope_type": "yarn", "factor": 4.0,
+    ...                           "original_max_position_embeddings": 32768})
+    131072
+    """
+    return _extended(length, Fields(scaling, path="rope_scaling", title="rope_scaling"))
 
 
 def _extended(length: int, scaling: Fields) -> int:

@@ -16,8 +16,10 @@ from planner.imports.serving import (
     add_devices,
     add_draft_model,
     add_dtype,
+    add_ggml_scaling,
     add_offload,
     add_quantization,
+    add_rotary_scaling,
     add_servers,
     add_share,
     add_stated_cache,
@@ -70,6 +72,7 @@ def read_vllm(draft: Draft, words: list[str], *, tool: str = "vllm") -> None:
     server.put_whole("max_num_batched_tokens", "pins.max_batch_tokens")
     add_share(server, "gpu_memory_utilization")
     _vllm_extras(server)
+    add_rotary_scaling(server)
     need_requests(draft)
     ignore_rest(draft, server.options, tool)
 
@@ -220,6 +223,7 @@ def read_sglang(draft: Draft, words: list[str]) -> None:
     _sglang_speculation(server)
     server.ignore("config", "the file is not read: paste its settings themselves")
     add_servers(server)
+    add_rotary_scaling(server)
     need_requests(draft)
     ignore_rest(draft, server.options, "sglang")
 
@@ -317,6 +321,7 @@ def read_llama_cpp(draft: Draft, words: list[str], *, answers_once: bool = False
         draft.put(flash.source, "pins.attention", "flash" if flash.is_on else "eager")
     _llama_speculation(server)
     add_servers(server)
+    add_ggml_scaling(server)
     ignore_rest(draft, server.options, "llama_cpp")
 
 

@@ -4,10 +4,12 @@ A server's largest batch becomes the concurrency of the workload, its longest co
 request; the lengths of typical requests are in no command line, so that a plan still needs them.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from planner.catalog.gguf import packed_format
+from planner.catalog.models import stretched_context
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes, unquantised_dtype
 from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
@@ -97,6 +99,74 @@ class ServerDraft:
         option = self.options.pop(name, None)
         if option is not None:
             self.draft.ignore(option.source, reason)
+
+
+STRETCHES = (
+    "Slipway does not model another rotary scaling: it stretches the context of {context:,} "
+    "tokens to {stretched:,}, and the plan keeps to the model's own; paste the config.json with "
+    "this rope_scaling to plan longer requests"
+)
+# Options of vLLM and SGLang that change a model's config, or its rotary scaling alone.
+CONFIG_CHANGES = ("rope_scaling", "hf_overrides", "json_model_override_args")
+
+
+def add_rotary_scaling(server: ServerDraft) -> None:
+    """Say what a rotary scaling stretches, and keep the longest request to the model's context."""
+    if server.spec is None:
+        return
+    context = server.spec.max_position_embeddings
+    for name in CONFIG_CHANGES:
+        option = server.options.get(name)
+        scaling = _scaling_of(option) if option else None
+        if option is None or scaling is None:
+            continue
+        try:
+            stretched = stretched_context(context, scaling)
+        except PlannerError as error:
+            raise option.refusal(f"a rope_scaling of transformers ({error.message})") from error
+        if stretched > context:
+            _keep_to(server, server.take(name), stretched)
+
+
+def add_ggml_scaling(server: ServerDraft) -> None:
+    """Say what llama.cpp's own options of rotary scaling stretch.
+
+    Source: ggml-org/llama.cpp, common/arg.cpp: --rope-scale expands the context by a factor.
+    """
+    option, original = server.options.get("rope_scale"), server.options.get("yarn_orig_ctx")
+    if server.spec is None or option is None or option.is_variable:
+        return
+    context = server.spec.max_position_embeddings
+    length = original.whole(0, LARGEST_TOKENS) if original and not original.is_variable else 0
+    stretched = int((length or context) * option.number(0, 10_000))
+    if stretched > context:
+        _keep_to(server, server.take("rope_scale"), stretched)
+
+
+def _scaling_of(option: Option) -> dict[str, Any] | None:
+    """Return the rotary scaling of an option in JSON, itself or within a model's config."""
+    try:
+        found = json.loads(option.text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or option.name == "rope_scaling":
+        return found if isinstance(found, dict) else None
+    inner = found.get("rope_scaling") or found.get("rope_parameters")
+    return inner if isinstance(inner, dict) else None
+
+
+def _keep_to(server: ServerDraft, option: Option | None, stretched: int) -> None:
+    """Limit the longest request to the model's own context, and say what stretches it."""
+    if server.spec is None or option is None:
+        return
+    draft, context = server.draft, server.spec.max_position_embeddings
+    longest = draft.value("workload.max_request_tokens")
+    if longest is not None and longest > context:
+        at = next(at for at, each in enumerate(draft.understood)
+                  if each.field == "workload.max_request_tokens")  # fmt: skip
+        source = draft.understood.pop(at).source
+        draft.put(source, "workload.max_request_tokens", context)
+    draft.assume(option.source, STRETCHES.format(context=context, stretched=stretched))
 
 
 def add_dtype(server: ServerDraft) -> None:

@@ -351,3 +351,23 @@ def test_a_repository_is_kept_by_its_name_and_a_folder_is_none():
     for line, expected in REPOSITORIES.items():
         found = read_paste(line)
         assert (found.request.get("model"), found.repository) == expected, line
+
+
+def test_a_rotary_scaling_says_what_it_stretches_and_the_plan_keeps_to_the_models_own_context():
+    scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
+    vllm = "vllm serve Qwen/Qwen3-8B --max-model-len 131072"
+    sglang = "sglang serve Qwen/Qwen3-8B --context-length 131072 --json-model-override-args"
+    llama = "llama-server -hf Qwen/Qwen3-8B-GGUF:Q8_0 -np 1 -c 131072 --rope-scaling yarn"
+    for line in (
+        f"{vllm} --rope-scaling '{scaling}'",
+        f"{vllm} --hf-overrides '{{\"rope_parameters\": {scaling}}}'",
+        f"{sglang} '{{\"rope_scaling\": {scaling}}}'",
+        f"{llama} --rope-scale 4 --yarn-orig-ctx 32768",
+    ):
+        draft = read_paste(line)
+        assert draft.request["workload"]["max_request_tokens"] == 40_960, line
+        assert "stretches the context of 40,960 tokens to 131,072" in draft.assumptions[0], line
+    short = read_paste('vllm serve Qwen/Qwen3-8B --rope-scaling \'{"rope_type": "default"}\'')
+    assert short.assumptions == ()
+    wrong = read_paste(f"vllm serve Qwen/Qwen3-8B --rope-scaling '{scaling.replace('4.0', '[]')}'")
+    assert "a rope_scaling of transformers" in wrong.assumptions[0]
