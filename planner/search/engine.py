@@ -369,7 +369,8 @@ def score_question(
     A search that ``enough`` stopped early is not cached: it may lack parts.
     """
     subject, request = ESTIMATES.of(question), question.request
-    cache_key = (request.pins, _objective_key(question), only_fitting, on_host)
+    pinned = tuple(request.pins.rollout.stated) if request.pins.rollout else None
+    cache_key = (request.pins, pinned, _objective_key(question), only_fitting, on_host)
     result = cast("ScoreResult | None", ESTIMATES.find_scores(subject, cache_key))
     if result is None:
         result = _score_question(
@@ -424,7 +425,9 @@ def _score_question(
         parts += score_exactly(question, offloaded_placements(question, block_fits), subject)[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout outside the space is costed, or refused, as it is.
+        undivided = refused if getattr(question.request.workload, "generates", False) else None
         parts, refused = score_exactly(question, _listed_strategies(question), subject)
+        refused = undivided or refused
     return parts, refused
 
 

@@ -1,8 +1,8 @@
 """Where a policy in training generates: the divisions of a cluster that a search compares."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from planner.cost.quantity import NullLedger
 from planner.search.question import Question
@@ -11,11 +11,15 @@ from planner.specs.on_policy import RolloutSpec, Sleep
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.workload.on_policy import Generation, generation
 from planner.workload.resolve import resolve
-from planner.workload.rollouts import OWN_ENGINE, filled_rollout, generating_engine
+from planner.workload.rollouts import (
+    OWN_ENGINE,
+    filled_rollout,
+    generating_engine,
+    refuse_one_device,
+)
 from planner.workload.setting import Setting
 
-# Shares of a cluster that generate, in eighths, where there are more devices than that.
-EIGHTHS = 8
+DIVISIONS = 8  # of a node, and of the nodes of a cluster, about evenly spaced
 MOST_TENSOR_RANKS = 32
 # What sleeps, and the shares of memory of a generating engine that shares its devices.
 IN_TURN: tuple[tuple[Sleep, float], ...] = (
@@ -40,12 +44,11 @@ class _Division(NamedTuple):
 def rollout_choices(question: Question, workload: TrainWorkload) -> tuple[RolloutSpec, ...]:
     """Return the divisions to compare, each with its fastest tensor parallel size.
 
+    What the pins state of a rollout holds in each of them.
+
     Raises:
         NotPossibleError: the cluster has no such devices, or none holds a completion.
     """
-    pinned = question.request.pins.rollout
-    if pinned is not None:
-        return (pinned,)
     base = _base_setting(question)
     found: list[_Division] = []
     refused: NotPossibleError | NotCoveredError | None = None
@@ -53,7 +56,7 @@ def rollout_choices(question: Question, workload: TrainWorkload) -> tuple[Rollou
         try:
             best = _with_best_tensor_size(base, workload, candidate)
         except (NotPossibleError, NotCoveredError) as error:
-            refused = error
+            refused = refused or error
             continue
         found += [best] if best and not _is_beaten(best, found) else []
     if found:
@@ -62,8 +65,37 @@ def rollout_choices(question: Question, workload: TrainWorkload) -> tuple[Rollou
         f"no division of the {question.cluster.num_devices} devices holds a copy of "
         f"{question.model.id} that generates completions of {workload.max_completion_length} "
         "tokens: choose devices with more memory, or shorter completions",
-        "workload.rollout_devices",
+        "workload.max_completion_length",
     )
+
+
+def refuse_undivided(
+    question: Question, workload: TrainWorkload, rollouts: Iterable[RolloutSpec | None]
+) -> NoReturn:
+    """Refuse a cluster whose rest, in every division, has no layout for the batch.
+
+    Raises:
+        NotPossibleError: names the numbers of training devices that were tried.
+    """
+    cluster = question.cluster
+    rest = sorted({training_devices(question, each) for each in rollouts})
+    raise NotPossibleError(
+        f"no layout of the trainer divides the {workload.global_batch_size} completions of an "
+        f"update on {_either_of(rest)} of the {cluster.num_devices} devices, which is what the "
+        "divisions that were tried leave it: choose a global_batch_size that a multiple of one of "
+        "these divides, or other devices",
+        "workload.global_batch_size",
+    )
+
+
+def training_devices(question: Question, rollout: RolloutSpec | None) -> int:
+    """Return the devices of a cluster that are left to train."""
+    return question.cluster.num_devices - (rollout.devices if rollout else 0)
+
+
+def _either_of(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _base_setting(question: Question) -> Setting:
@@ -78,35 +110,62 @@ def _base_setting(question: Question) -> Setting:
 def _candidates(
     question: Question, workload: TrainWorkload, base: Setting
 ) -> Iterator[RolloutSpec]:
-    """Yield divisions without a tensor parallel size."""
-    if generating_engine(RolloutSpec(), base.device) == OWN_ENGINE:
-        yield RolloutSpec()
+    """Yield divisions without a tensor parallel size, each with what the pins state."""
+    pinned = question.request.pins.rollout or RolloutSpec()
+    seen: list[RolloutSpec] = []
+    for candidate in _open_candidates(question, workload, base, pinned):
+        stated = candidate.model_copy(update=pinned.stated)
+        if stated not in seen:
+            seen.append(stated)
+            yield stated
+
+
+def _open_candidates(
+    question: Question, workload: TrainWorkload, base: Setting, pinned: RolloutSpec
+) -> Iterator[RolloutSpec]:
+    """Yield the divisions that the workload and a pinned number of devices leave open."""
+    devices = pinned.stated.get("devices", workload.rollout_devices)
+    if generating_engine(pinned, base.device) == OWN_ENGINE:
+        yield RolloutSpec(devices=devices or 0)
         return
-    if workload.generator != "separate" and workload.rollout_devices is None:
+    if workload.generator != "separate" and not workload.staleness and not devices:
         yield from (
             RolloutSpec(sleep=sleep, gpu_memory_utilization=share) for sleep, share in IN_TURN
         )
-    if workload.generator != "colocated":
-        yield from (RolloutSpec(devices=count) for count in _divisions(question, workload))
+    if workload.generator == "colocated" or devices == 0:
+        return
+    count, stated = question.cluster.num_devices, workload.rollout_devices
+    if count == 1 and (workload.generator or workload.staleness or stated):
+        refuse_one_device(workload)
+    if stated is not None and stated >= count:
+        raise NotPossibleError(
+            f"rollout_devices is {stated}, and the cluster has {count} devices, of which at least "
+            "one trains: choose fewer, or leave rollout_devices out",
+            "workload.rollout_devices",
+        )
+    if devices:
+        yield RolloutSpec(devices=devices)
+        return
+    yield from (RolloutSpec(devices=count) for count in _divisions(question, workload))
 
 
 def _divisions(question: Question, workload: TrainWorkload) -> Iterator[int]:
-    """Yield how many devices may generate while others train: part of a node, or whole nodes."""
-    count, inside = question.cluster.num_devices, question.cluster.devices_per_node
-    stated = workload.rollout_devices
-    if stated is not None:
-        if stated >= count:
-            raise NotPossibleError(
-                f"rollout_devices is {stated}, and the cluster has {count} devices, of which at "
-                "least one trains: choose fewer, or set generator to colocated",
-                "workload.rollout_devices",
-            )
-        yield stated
+    """Yield how many devices may generate while others train: part of a node, or whole nodes.
+
+    Of several nodes parts are halves, a quarter and so on. Of whole nodes about eight numbers are
+    evenly spaced; those whose rest divides the completions of an update are not left out.
+    """
+    cluster, batch = question.cluster, workload.global_batch_size
+    inside, nodes = cluster.devices_per_node, cluster.num_devices // cluster.devices_per_node
+    if nodes == 1:
+        yield from range(max(1, inside // DIVISIONS), inside, max(1, inside // DIVISIONS))
         return
-    step = max(1, count // EIGHTHS)
-    for devices in range(step, count, step):
-        if devices <= inside or devices % inside == 0:
-            yield devices
+    if nodes <= DIVISIONS // 2:
+        yield from (size for size in _powers(inside - 1) if inside % size == 0)
+    spaced = max(1, nodes // DIVISIONS)
+    for count in range(1, nodes):
+        if count % spaced == 0 or batch % ((nodes - count) * inside) == 0:
+            yield count * inside
 
 
 def _with_best_tensor_size(
@@ -115,7 +174,9 @@ def _with_best_tensor_size(
     """Return a division with its fastest tensor parallel size, None if no completion fits."""
     count = rollout.devices or base.cluster.num_devices
     sizes = [size for size in _powers(min(count, MOST_TENSOR_RANKS)) if count % size == 0]
-    if generating_engine(rollout, base.device) == OWN_ENGINE:
+    if "tensor_parallel_size" in rollout.stated:
+        sizes = [rollout.tensor_parallel_size]
+    elif generating_engine(rollout, base.device) == OWN_ENGINE:
         sizes = [1]
     refused: NotPossibleError | NotCoveredError | None = None
     best: _Division | None = None

@@ -19,7 +19,7 @@ from planner.catalog.engines import (
 from planner.cost.quantity import Flag, NullLedger, both, divides, either
 from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
-from planner.search.rollouts import rollout_choices
+from planner.search.rollouts import refuse_undivided, rollout_choices, training_devices
 from planner.search.space import MAX_TENSOR_RANKS, Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.on_policy import RolloutSpec
@@ -228,7 +228,11 @@ def training_blocks(
     """
     space = TrainingSpace(question, workload, last_resort=last_resort)
     full_blocks = tuple(space.blocks(idle=False))
-    return full_blocks or tuple(space.blocks(idle=True))
+    blocks = full_blocks or tuple(space.blocks(idle=True))
+    is_open = question.pinned.keys().isdisjoint({*SIZES, "pipeline_parallel_size"})
+    if not blocks and workload.generates and is_open and not last_resort:
+        refuse_undivided(question, workload, space.rollouts)
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -258,13 +262,13 @@ class TrainingSpace:
     def _shared(self) -> Iterator[JsonObject]:
         """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
-        others = {name: value for name, value in pinned.items() if name not in SIZES}
+        others = {name: value for name, value in pinned.items() if name not in {*SIZES, "rollout"}}
         # Checkpointing of transformers' layers is whole or none.
         whole_layers = self.workload.compares and self._support.engine.compares_answers
         recomputations = RECOMPUTATIONS[::2] if whole_layers else RECOMPUTATIONS
         places = [
             (rollout, stages)
-            for rollout in self._rollouts
+            for rollout in self.rollouts
             for stages in self._pipeline_sizes(training_devices(self.question, rollout))
         ]
         for compute, (rollout, stages), recomputation in product(
@@ -298,7 +302,7 @@ class TrainingSpace:
         return ("fp32", "bf16") if "bf16" in device.peak_flops_per_second else ("fp32",)
 
     @cached_property
-    def _rollouts(self) -> tuple[RolloutSpec | None, ...]:
+    def rollouts(self) -> tuple[RolloutSpec | None, ...]:
         """Return where completions may be generated; None alone for a training without any."""
         return (
             rollout_choices(self.question, self.workload) if self.workload.generates else (None,)
@@ -530,11 +534,6 @@ class TrainingSpace:
         most = min(layers // stages, MAX_CHUNKS)
         even = [size for size in range(2, most + 1) if layers % (stages * size) == 0]
         return even or [size for size in (2, 4, 8, 16) if size <= most] or [2]
-
-
-def training_devices(question: Question, rollout: RolloutSpec | None) -> int:
-    """Return the devices of a cluster that are left to train."""
-    return question.cluster.num_devices - (rollout.devices if rollout else 0)
 
 
 def tensor_sizes(question: Question, devices_per_node: int) -> list[int]:

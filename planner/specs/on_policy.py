@@ -2,9 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-from planner.specs.base import DTYPES, SparseSpec, alias_parser, refuse
+from planner.specs.base import DTYPES, JsonObject, SparseSpec, alias_parser, refuse
 
 ON_POLICY_OBJECTIVES = frozenset({"grpo"})
 Generator = Literal["colocated", "separate"]
@@ -45,6 +53,20 @@ class RolloutSpec(SparseSpec):
         description="Engine of the completions; without it vllm on GPUs and the trainer's own "
         "transformers elsewhere",
     )
+
+    @property
+    def stated(self) -> JsonObject:
+        """Return the fields that somebody has set; a search chooses the others."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
+    @model_serializer(mode="wrap")
+    def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        """Leave out what is not set, so that a stored pin leaves it open again."""
+        return {
+            name: value
+            for name, value in handler(self).items()
+            if value is not None and name in self.model_fields_set
+        }
 
 
 class OnPolicyFields(SparseSpec):

@@ -1,5 +1,7 @@
 """Where a strategy generates the completions of a policy in training, with its defaults."""
 
+from typing import NoReturn
+
 from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
@@ -26,28 +28,46 @@ def filled_rollout(
     Raises:
         NotPossibleError: it contradicts the workload, or itself.
     """
-    rollout = _placed(given, workload)
+    rollout = _placed(given, workload, device)
     engine = generating_engine(rollout, device)
     changed: dict[str, object] = {"engine": engine}
     if engine == OWN_ENGINE:
-        _refuse_as_own_model(rollout)
+        _refuse_as_own_model(rollout, device)
     elif rollout.gpu_memory_utilization is None:
         beside = SHARE_BESIDE if rollout.sleep == "none" else SHARE_IN_TURN
         changed["gpu_memory_utilization"] = SHARE_ALONE if rollout.devices else beside
-    return rollout.model_copy(update=changed)
+    return RolloutSpec(**{**dict(rollout), **changed})  # which states all of its fields
 
 
-def _placed(given: RolloutSpec | None, workload: TrainWorkload) -> RolloutSpec:
+def refuse_one_device(workload: TrainWorkload) -> NoReturn:
+    """Refuse separate generation on a cluster of one device.
+
+    Raises:
+        NotPossibleError: names what asks for it.
+    """
+    name = "staleness" if workload.staleness else "generator"
+    name = "rollout_devices" if workload.rollout_devices else name
+    raise NotPossibleError(
+        f"{name} is {getattr(workload, name)}, which needs devices of their own to generate, and "
+        "the cluster has one device, which trains: choose at least two devices, or let it do both "
+        "in turn (generator colocated, staleness 0, no rollout_devices)",
+        f"workload.{name}",
+    )
+
+
+def _placed(given: RolloutSpec | None, workload: TrainWorkload, device: DeviceSpec) -> RolloutSpec:
     """Return the stated devices, or those that the workload names.
 
     Raises:
         NotPossibleError: strategy and workload name different ones, or none are named.
     """
     stated, wants = workload.rollout_devices, workload.generator
-    if given is None and wants == "separate" and stated is None:
+    _refuse_separate_own_model(given or RolloutSpec(), workload, device)
+    if given is None and stated is None and (wants == "separate" or workload.staleness):
+        name = "generator" if wants else "staleness"
         raise NotPossibleError(
-            "generator is separate, and nothing says how many devices generate: set "
-            "rollout_devices, or ask for a plan, which divides them",
+            f"{name} is {getattr(workload, name)}, and nothing says how many devices generate: "
+            "set rollout_devices, or ask for a plan, which divides them",
             "workload.rollout_devices",
         )
     rollout = given or RolloutSpec(devices=stated or 0)
@@ -63,6 +83,12 @@ def _placed(given: RolloutSpec | None, workload: TrainWorkload) -> RolloutSpec:
             "out, or make them agree (0 devices of their own are colocated)",
             f"{FIELD}.devices",
         )
+    if workload.staleness and not rollout.devices:
+        raise NotPossibleError(
+            f"staleness is {workload.staleness}, but rollout.devices is 0, with which all devices "
+            "generate and train in turn: set rollout.devices to some of them, or staleness to 0",
+            "workload.staleness",
+        )
     if rollout.devices and rollout.sleep != "none":
         raise NotPossibleError(
             f"sleep is {rollout.sleep}, but {rollout.devices} devices only generate, which leaves "
@@ -72,7 +98,43 @@ def _placed(given: RolloutSpec | None, workload: TrainWorkload) -> RolloutSpec:
     return rollout
 
 
-def _refuse_as_own_model(rollout: RolloutSpec) -> None:
+def _refuse_separate_own_model(
+    rollout: RolloutSpec, workload: TrainWorkload, device: DeviceSpec
+) -> None:
+    """Reject a workload that asks for generating devices where the trainer's own model generates.
+
+    Raises:
+        NotPossibleError: names what asks for them.
+    """
+    if generating_engine(rollout, device) != OWN_ENGINE:
+        return
+    asked = {
+        "rollout_devices": workload.rollout_devices,
+        "staleness": workload.staleness,
+        "generator": workload.generator == "separate",
+    }
+    for name in (name for name, value in asked.items() if value):
+        raise NotPossibleError(
+            f"{name} is {getattr(workload, name)}, which needs devices that only generate, but "
+            f"{_why_own_model(device)}: let all generate and train in turn (generator colocated, "
+            f"staleness 0, no rollout_devices){_or_a_server(device)}",
+            f"workload.{name}",
+        )
+
+
+def _why_own_model(device: DeviceSpec) -> str:
+    """Return why the trainer's own model generates."""
+    own = f"with engine {OWN_ENGINE} of the rollout the trainer's own model generates where it is"
+    if device.kind == "gpu":
+        return own
+    return f"{own}, and no server of completions is planned on {device.name or device.id}"
+
+
+def _or_a_server(device: DeviceSpec) -> str:
+    return ", or set engine to vllm" if device.kind == "gpu" else ", or choose GPUs"
+
+
+def _refuse_as_own_model(rollout: RolloutSpec, device: DeviceSpec) -> None:
     """Reject options of a server where the trainer's own model generates.
 
     Raises:
@@ -87,9 +149,8 @@ def _refuse_as_own_model(rollout: RolloutSpec) -> None:
     }
     for name in (name for name, value in given.items() if value):
         raise NotPossibleError(
-            f"{name} of the rollout is {getattr(rollout, name)!r}, but its engine is "
-            f"{OWN_ENGINE}, with which the trainer's own model generates where it is; leave it "
-            "out, or set engine to vllm",
+            f"{name} of the rollout is {getattr(rollout, name)!r}, but {_why_own_model(device)}: "
+            f"leave it out{_or_a_server(device)}",
             f"{FIELD}.{name}",
         )
 
@@ -110,6 +171,8 @@ def with_rollout(request: EstimateRequest, device: DeviceSpec) -> EstimateReques
             )
         return request
     rollout = filled_rollout(given, workload, device)
+    if rollout.devices and request.cluster.num_devices == 1 and given is None:
+        refuse_one_device(workload)
     if rollout.devices >= request.cluster.num_devices:
         raise NotPossibleError(
             f"{rollout.devices} devices generate, and the cluster has "

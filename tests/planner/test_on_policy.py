@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.api import inverse
+from planner.api import inverse, plan
 from planner.cost.rollout import lengths_of
 from planner.fitting import on_policy
 from planner.search.engine import blocks_of
@@ -186,6 +186,8 @@ def test_the_trainers_own_model_generates_without_a_copy():
 
 REFUSED = (
     ({"staleness": 1, "generator": "colocated"}, {}, "staleness"),
+    ({"staleness": 1}, {}, "workload.staleness"),
+    ({"staleness": 1}, None, "workload.rollout_devices"),
     ({"max_completion_length": 600}, {}, "max_completion_length"),
     ({"max_prompt_length": 65}, {}, "max_prompt_length"),
     ({"mean_completion_length": 449}, {}, "mean_completion_length"),
@@ -215,16 +217,30 @@ def test_what_contradicts_itself_is_refused_by_name():
         supervised({})
     with pytest.raises(PlannerError, match="trains supervised alone"):
         step(engine="torchtitan")
+    # What asks for devices that there cannot be is named as such, without advice in a circle.
+    for device, asked, words in (
+        (CARD, {"staleness": 1}, "the cluster has one device"),
+        (CARD, {"generator": "separate"}, "the cluster has one device"),
+        (CARD, {"rollout_devices": 1}, "the cluster has one device"),
+        (CPU, {"staleness": 1}, "no server of completions is planned"),
+        (CPU, {"generator": "separate"}, "no server of completions is planned"),
+        (CPU, {"rollout_devices": 1}, "no server of completions is planned"),
+    ):
+        (name,) = asked
+        with pytest.raises(PlannerError, match=words) as caught:
+            search(model=TINY, device=device, engine="trl", workload={**WORK, **asked})
+        assert caught.value.field == f"workload.{name}", (device["id"], asked)
 
 
 def test_a_search_divides_the_devices_and_keeps_to_what_is_asked():
     base = {"model": TINY, "device": CARD, "devices": 8, "engine": "nemo_rl", "top": 100}
-    found = search(**base, workload={**WORK, "staleness": 1}, objective="throughput").plans
-    divided = {plan.strategy.rollout.devices for plan in found}
-    assert {0} < divided
-    assert all(plan.strategy.rollout.devices % 1 == 0 for plan in found)
-    for plan in found:
-        layout = plan.strategy
+    found = search(**base, workload=WORK, objective="throughput").plans
+    asked = PlanRequest.model_validate(document(**base, workload=WORK))
+    blocks = blocks_of(next(questions(asked)))
+    # Seven ranks divide no batch of 64.
+    assert {block.shared["rollout"].devices for block in blocks} == set(range(8)) - {1}
+    for each in found:
+        layout = each.strategy
         ranks = layout.data_parallel_size * layout.tensor_parallel_size
         ranks *= layout.pipeline_parallel_size * (layout.context_parallel_size or 1)
         assert ranks + layout.rollout.devices == 8
@@ -232,6 +248,7 @@ def test_a_search_divides_the_devices_and_keeps_to_what_is_asked():
         ({"generator": "colocated"}, lambda devices: devices == 0),
         ({"generator": "separate"}, lambda devices: devices > 0),
         ({"rollout_devices": 2}, lambda devices: devices == 2),
+        ({"staleness": 1}, lambda devices: devices > 0),
     ):
         plans = search(**base, workload={**WORK, **asked}).plans
         assert plans, asked
@@ -240,12 +257,19 @@ def test_a_search_divides_the_devices_and_keeps_to_what_is_asked():
 
 def test_a_search_scores_each_division_as_an_estimate_costs_it():
     """Columns share the costs of training whose rollouts differ; an estimate has its own."""
-    asked = document(
-        model=TINY, device=CARD, devices=4, engine="nemo_rl", workload={**WORK, "staleness": 2}
-    )
-    question = next(questions(PlanRequest.model_validate(asked)))
+    asked = [
+        document(
+            model=TINY, device=CARD, devices=4, engine="nemo_rl",
+            workload={**WORK, "staleness": staleness},
+        )
+        for staleness in (0, 2)
+    ]  # fmt: skip
     seen = set()
-    for block in blocks_of(question)[::7]:
+    for block in [
+        block
+        for each in asked
+        for block in blocks_of(next(questions(PlanRequest.model_validate(each))))[::7]
+    ]:
         part = score(block)
         for row in range(0, len(part), 11):
             exact = part.exact(row)
@@ -277,9 +301,51 @@ def test_the_best_of_more_devices_is_no_slower():
                 model=TINY, device=CARD, devices=devices, engine=engine,
                 workload={**WORK, "staleness": 1}, objective="throughput", top=1,
             ).plans[0].performance.step_seconds
-            for devices in (1, 2, 4, 8)
+            for devices in (2, 4, 8)
         ]  # fmt: skip
         assert best == sorted(best, reverse=True), engine
+
+
+LONG = {
+    "kind": "train", "objective": "grpo", "method": "full", "sequence_length": 4096,
+    "max_completion_length": 3072, "max_prompt_length": 1024, "global_batch_size": 512,
+}  # fmt: skip
+
+
+def on_nodes(nodes, workload=None, **fields):
+    cluster = {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": nodes}
+    asked = {
+        "model": "Qwen/Qwen3-8B",
+        "cluster": cluster,
+        "workload": {**LONG, **(workload or {})},
+    }
+    return plan(PlanRequest.model_validate({**asked, "top": 1, **fields})).plans[0].strategy
+
+
+def test_any_number_of_nodes_is_divided_so_that_the_trainers_ranks_divide_the_batch():
+    for nodes in (3, 5, 6, 7, 11):
+        layout = on_nodes(nodes)
+        assert 512 % layout.data_parallel_size == 0
+        assert layout.rollout.devices % 8 == 0, nodes
+    whole = {**WORK, "generator": "colocated"}
+    with pytest.raises(PlannerError, match="on 7 of the 7 devices") as caught:
+        search(model=TINY, device=CARD, devices=7, engine="trl", workload=whole)
+    assert caught.value.field == "workload.global_batch_size"
+
+
+def test_a_pinned_field_of_the_rollout_leaves_the_others_open():
+    free = on_nodes(2).rollout
+    for pinned in ({}, {"weight_dtype": "fp8"}, {"sleep": "both"}, {"devices": 8}):
+        request = PlanRequest.model_validate(
+            {"model": TINY, "cluster": {"device": "h100-sxm-80gb"}, "workload": LONG,
+             "pins": {"rollout": pinned}}
+        )  # fmt: skip
+        stored = request.model_dump(mode="json")["pins"]["rollout"]
+        assert stored == pinned  # a stored request leaves open what it left open
+        layout = on_nodes(2, pins={"rollout": stored}).rollout
+        assert {name: getattr(layout, name) for name in pinned} == pinned
+        assert layout.stated.keys() >= free.stated.keys() - {"weight_dtype"}
+        assert layout.devices or layout.gpu_memory_utilization >= 0.5, pinned
 
 
 def test_a_limit_on_the_sequence_is_one_on_the_completions():
