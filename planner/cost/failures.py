@@ -63,22 +63,35 @@ def young_interval_seconds(
 
 
 @equation(
-    "G = τ / (M · e^(R/M) · (e^((τ + δ)/M) - 1))",
+    "G = τ / (M · e^((R + w)/M) · (e^((τ + δ)/M) - 1))",
     unit="ratio",
-    symbols={"interval_s": "τ", "checkpoint_s": "δ", "restart_s": "R", "mtbf_s": "M"},
-    source=DALY,
+    symbols={
+        "interval_s": "τ",
+        "checkpoint_s": "δ",
+        "lag_s": "w",
+        "restart_s": "R",
+        "mtbf_s": "M",
+    },
+    source=DALY + "; w: a checkpoint that is still being written when a failure comes is lost",
 )
 def goodput_ratio(
-    *, interval_s: Quantity, checkpoint_s: Quantity, restart_s: Quantity, mtbf_s: Quantity
+    *,
+    interval_s: Quantity,
+    checkpoint_s: Quantity,
+    lag_s: Quantity,
+    restart_s: Quantity,
+    mtbf_s: Quantity,
 ) -> Quantity:
     """Return the share of the wall time in which training moves on.
 
     A segment of ``interval_s`` of training and a checkpoint is repeated until it passes without a
-    failure; each failure costs a restart. The rest of the wall time goes to checkpoints, restarts
-    and steps that are computed again.
+    failure, and ``lag_s`` more, in which the checkpoint is written while training goes on; each
+    failure costs a restart. The rest of the wall time goes to checkpoints, restarts and steps that
+    are computed again. It is 0 where failures follow each other too fast for a float.
     """
-    segment = np.expm1((interval_s + checkpoint_s) / mtbf_s)
-    return interval_s / (mtbf_s * np.exp(restart_s / mtbf_s) * segment)
+    with np.errstate(over="ignore"):
+        segment = np.expm1((interval_s + checkpoint_s) / mtbf_s)
+        return interval_s / (mtbf_s * np.exp((restart_s + lag_s) / mtbf_s) * segment)
 
 
 @equation("T = T_s / G", unit="s", symbols={"solve_s": "T_s", "goodput": "G"}, source=DALY)

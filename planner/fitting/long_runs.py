@@ -75,7 +75,11 @@ def _goodput(run: dict[str, Any], device_mtbf_s: float) -> tuple[float, float, f
     interval = run.get("checkpoint_interval_seconds", best)
     restart = run.get("restart_seconds", usual().restart_seconds)
     goodput = goodput_ratio(
-        interval_s=interval, checkpoint_s=stall, restart_s=restart, mtbf_s=mtbf
+        interval_s=interval,
+        checkpoint_s=stall,
+        lag_s=max(0.0, write - stall),
+        restart_s=restart,
+        mtbf_s=mtbf,
     )
     return float(mtbf), float(interval), float(restart), float(goodput)
 

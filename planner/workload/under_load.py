@@ -46,7 +46,7 @@ from planner.workload.disaggregate import (
 )
 from planner.workload.generate import batch_limit, fits_one_request, max_concurrency
 from planner.workload.inference_memory import default_requests
-from planner.workload.long_run import reliability
+from planner.workload.long_run import failures_of
 from planner.workload.mixed_steps import uncached_prompt
 from planner.workload.on_policy import on_policy_fits, train_on_policy
 from planner.workload.outcome import (
@@ -547,12 +547,13 @@ class Costing:
         confidence = _lowest_confidence(setting, outcome)
         queued = isinstance(setting.workload, ServeWorkload)
         intervals = intervals_of(confidence, outcome.performance, memory, queued=queued)
+        failures = failures_of(setting, outcome, ledger, intervals)
         return Estimate(
             id=self.id,
             fits=outcome.fits,
             memory=memory,
-            performance=outcome.performance,
-            reliability=reliability(setting, outcome, ledger, intervals),
+            performance=_trained_despite(outcome.performance, failures.trained_ratio),
+            reliability=failures.reliability,
             interval={**intervals, **costs.intervals},
             error_class=confidence.error_class,
             bound_by=outcome.bound_by,
@@ -566,6 +567,7 @@ class Costing:
             warnings=(
                 *setting.warnings,
                 *outcome.warnings,
+                *failures.warnings,
                 *tier_warnings,
                 *_unchecked_host_warnings(setting, outcome),
                 *_unified_memory_warnings(setting, outcome),
@@ -577,6 +579,13 @@ class Costing:
             terms=ledger.terms() if explain else (),
             **costs.figures,
         )
+
+
+def _trained_despite(performance: Performance, ratio: float) -> Performance:
+    """Return the figures of a run of a stated time that trains a part of its tokens."""
+    if ratio == 1.0 or performance.trained_tokens is None:
+        return performance
+    return performance.model_copy(update={"trained_tokens": performance.trained_tokens * ratio})
 
 
 def cost_workload(setting: Setting, ledger: Ledger) -> Outcome:

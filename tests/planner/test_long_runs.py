@@ -19,22 +19,30 @@ from planner.workload.long_run import usual
 HOUR, DAY = 3600.0, 86_400.0
 
 
-def simulated_goodput(interval: float, stall: float, restart: float, mtbf: float) -> float:
-    """Return the goodput of 20,000 segments, each repeated until no failure interrupts it."""
-    draw = np.random.default_rng(0)
-    wall, segments = 0.0, 20_000
-    for _ in range(segments):
-        needed = interval + stall
-        while (failure := draw.exponential(mtbf)) < needed:
-            wall += failure
-            needed = restart + interval + stall  # from the last checkpoint again
-        wall += needed
-    return segments * interval / wall
+def simulated_goodput(
+    interval: float, stall: float, restart: float, mtbf: float, lag: float = 0.0
+) -> float:
+    """Return the goodput of 20,000 segments whose checkpoints count ``lag`` after their stall."""
+    draw, segments = np.random.default_rng(0), 20_000
+    now, failure = 0.0, draw.exponential(mtbf)
+    saved = 0
+    begun = 0.0  # of the segment that follows the last checkpoint on storage
+    while saved < segments:
+        if (counts := begun + interval + stall + lag) <= failure:
+            now, begun, saved = counts, begun + interval + stall, saved + 1
+            continue
+        now = failure
+        while (again := draw.exponential(mtbf)) < restart:
+            now += again
+        begun, failure = now + restart, now + again
+    return segments * interval / now
 
 
-def goodput(interval: float, stall: float, restart: float, mtbf: float) -> float:
+def goodput(interval: float, stall: float, restart: float, mtbf: float, lag: float = 0.0) -> float:
     return float(
-        goodput_ratio(interval_s=interval, checkpoint_s=stall, restart_s=restart, mtbf_s=mtbf)
+        goodput_ratio(
+            interval_s=interval, checkpoint_s=stall, lag_s=lag, restart_s=restart, mtbf_s=mtbf
+        )
     )
 
 
@@ -45,8 +53,13 @@ def young(stall: float, mtbf: float, write: float = 0.0, run: float = math.inf) 
 
 
 def test_goodput_is_that_of_a_simulated_run():
-    for case in ((600, 30, 300, 3 * HOUR), (3000, 60, 1200, 2 * HOUR), (60, 5, 600, 900)):
-        # Daly's restart begins each run of the segment that follows a failure, as here.
+    for case in (
+        (600, 30, 300, 3 * HOUR),
+        (3000, 60, 1200, 2 * HOUR),
+        (60, 5, 600, 900),
+        (600, 5, 300, HOUR, 590),  # written in the background, until the next one
+        (60, 1, 60, 900, 240),
+    ):
         found, drawn = goodput(*case), simulated_goodput(*case)
         assert found == pytest.approx(drawn, rel=0.02), case
 
@@ -144,6 +157,105 @@ def test_short_trainings_say_nothing_of_failures_unless_asked():
     assert planned(tokens=None).reliability is None
     stated = planned({"mean_time_between_failures_hours": 20_000.0}, **short).reliability
     assert stated.goodput_ratio < 1
+
+
+def test_a_checkpoint_that_is_being_written_does_not_count_yet():
+    slow = {"disk_bandwidth_bytes_per_second": 0.05e9}
+    in_step, background = (
+        estimate(
+            EstimateRequest.model_validate(
+                BLOOM
+                | {"cluster": BLOOM["cluster"] | slow}
+                | {"strategy": BLOOM["strategy"] | {"checkpoint_writing": mode}}
+            )
+        ).reliability
+        for mode in ("in_step", "background")
+    )
+    write = background.checkpoint_write_seconds
+    assert write == in_step.checkpoint_seconds > 10 * background.checkpoint_seconds
+    expected = goodput(
+        background.checkpoint_interval_seconds, background.checkpoint_seconds,
+        background.restart_seconds, background.mean_time_between_failures_seconds, write,
+    )  # fmt: skip
+    assert background.goodput_ratio == pytest.approx(expected)
+    assert background.checkpoint_interval_seconds >= write
+
+
+def test_whole_steps_are_no_shorter_than_the_writing_and_no_longer_than_the_run():
+    for disk, stop in ((1e9, 1.0), (0.05e9, 1.0), (0.01e9, 1.0), (1e3, 1.0), (1e9, 1e-6)):
+        own = planned(
+            {"mean_time_between_failures_hours": 1e6, "disk_bandwidth_bytes_per_second": disk},
+            tokens=10_000_000_000, checkpoint_seconds=stop,
+        )  # fmt: skip
+        found, step = own.reliability, own.performance.step_seconds
+        run = math.ceil(own.performance.duration_seconds / step)
+        least = min(run, math.ceil(found.checkpoint_write_seconds / step))
+        assert least <= found.checkpoint_interval_steps <= run, (disk, stop)
+
+
+def test_no_figure_is_infinite_and_a_run_that_never_ends_is_named():
+    for cluster, workload in (
+        ({"mean_time_between_failures_hours": 1e-9}, {}),
+        ({"mean_time_between_failures_hours": 1.0}, {}),
+        ({"mean_time_between_failures_hours": 1e300}, {}),
+        ({"mean_time_between_failures_hours": 200.0}, {}),
+        ({}, {"restart_seconds": 1e300}),
+        ({}, {"restart_seconds": 1e-300, "checkpoint_seconds": 1e-300}),
+        ({}, {"checkpoint_seconds": 1e300}),
+        ({"disk_bandwidth_bytes_per_second": 1.0}, {}),
+    ):
+        own = planned(cluster, **workload)
+        if (found := own.reliability) is None:
+            (words,) = [each for each in own.warnings if "it does not finish" in each]
+            assert "a failure comes every" in words
+            assert "a restart takes" in words
+            continue
+        figures = [found.goodput_ratio, found.expected_failures, found.wall_seconds]
+        figures += [*found.goodput_interval, *found.wall_interval]
+        assert all(math.isfinite(each) and each > 0 for each in figures), (cluster, workload)
+    assert planned({"mean_time_between_failures_hours": 1.0}).reliability is None
+    assert planned({"mean_time_between_failures_hours": 1e300}).reliability.goodput_ratio > 0.99
+
+
+def test_a_run_of_a_stated_time_trains_fewer_tokens_and_takes_no_longer():
+    budget = 60 * DAY
+    own = planned(tokens=None, time_budget_seconds=budget)
+    ideal = own.performance.tokens_per_second * budget
+    assert own.performance.duration_seconds == own.reliability.wall_seconds == budget
+    assert own.performance.trained_tokens == pytest.approx(ideal * own.reliability.goodput_ratio)
+
+
+def test_devices_that_only_generate_fail_too():
+    work = {
+        "kind": "train", "objective": "grpo", "sequence_length": 4096, "global_batch_size": 512,
+        "max_completion_length": 3072, "tokens": 10**11,
+    }  # fmt: skip
+    request = {
+        "model": "Qwen/Qwen3-8B", "engine": "nemo_rl", "workload": work,
+        "cluster": {"device": "h100-sxm-80gb", "nodes": 4, "devices_per_node": 8},
+        "strategy": {"rollout": {"devices": 16}, "zero_stage": 3, "micro_batch_size": 1},
+    }  # fmt: skip
+    found = estimate(EstimateRequest.model_validate(request)).reliability
+    assert found.mean_time_between_failures_seconds * 32 == usual().device_mtbf_seconds
+
+
+def test_a_single_writer_that_sets_the_interval_is_warned_of():
+    work = {
+        "kind": "train", "method": "pretrain", "sequence_length": 4096,
+        "global_batch_size": 512, "tokens": 10**12,
+    }  # fmt: skip
+    request = {
+        "model": "meta-llama/Llama-3.1-8B", "engine": "torch", "workload": work,
+        "cluster": {
+            "device": "h100-sxm-80gb", "nodes": 8, "devices_per_node": 8,
+            "mean_time_between_failures_hours": 2000.0,
+        },
+        "strategy": {"zero_stage": 3, "micro_batch_size": 1},
+    }  # fmt: skip
+    for disk, is_warned in ((0.2e9, True), (50e9, False)):
+        request["cluster"]["disk_bandwidth_bytes_per_second"] = disk
+        words = " ".join(estimate(EstimateRequest.model_validate(request)).warnings)
+        assert ("one of 8 nodes writes the checkpoints" in words) == is_warned, disk
 
 
 def test_every_export_of_a_long_training_says_which_save_interval_to_set():
