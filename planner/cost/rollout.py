@@ -129,11 +129,12 @@ def swap_seconds(*, state_bytes: Quantity, link_bytes_per_s: Quantity) -> Quanti
 
 
 @equation(
-    "T = t_generate + t_reward + t_swap + t_score + t_update + t_sync",
+    "T = t_generate + t_reward + t_judge + t_swap + t_score + t_update + t_sync",
     unit="s",
     symbols={
         "generate_s": "t_generate",
         "reward_s": "t_reward",
+        "judge_s": "t_judge",
         "swap_s": "t_swap",
         "score_s": "t_score",
         "update_s": "t_update",
@@ -145,21 +146,23 @@ def synchronous_step_seconds(
     *,
     generate_s: Quantity,
     reward_s: Quantity,
+    judge_s: Quantity,
     swap_s: Quantity,
     score_s: Quantity,
     update_s: Quantity,
     sync_s: Quantity,
 ) -> Quantity:
     """Return the seconds of a step whose phases follow each other."""
-    return generate_s + reward_s + swap_s + score_s + update_s + sync_s
+    return generate_s + reward_s + judge_s + swap_s + score_s + update_s + sync_s
 
 
 @equation(
-    "T = max(t_generate + t_reward, t_score + t_update) + t_sync",
+    "T = max(t_generate + t_reward, t_judge + t_score + t_update) + t_sync",
     unit="s",
     symbols={
         "generate_s": "t_generate",
         "reward_s": "t_reward",
+        "judge_s": "t_judge",
         "score_s": "t_score",
         "update_s": "t_update",
         "sync_s": "t_sync",
@@ -170,12 +173,17 @@ def asynchronous_step_seconds(
     *,
     generate_s: Quantity,
     reward_s: Quantity,
+    judge_s: Quantity,
     score_s: Quantity,
     update_s: Quantity,
     sync_s: Quantity,
 ) -> Quantity:
-    """Return the seconds of a step whose completions others generate while it trains."""
-    return maximum(generate_s + reward_s, score_s + update_s) + sync_s
+    """Return the seconds of a step whose completions others generate while it trains.
+
+    ``reward_s`` is of functions that follow a generation, ``judge_s`` of a reward model on the
+    training devices.
+    """
+    return maximum(generate_s + reward_s, judge_s + score_s + update_s) + sync_s
 
 
 @equation(

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from planner.catalog.engines import get_engine, serving_engine
 from planner.catalog.models import get_model
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.parameters import count_parameters
@@ -63,11 +64,13 @@ CLASSES = ("compute", "memory_bandwidth", "communication", "overhead")
 TITLES = {
     "generate": "rollout",
     "reward": "reward",
+    "judge": "reward_model",
     "swap": "swap",
     "score": "log_probs",
     "update": "update",
     "sync": "weight_sync",
 }
+TRAINER_PHASES = ("judge", "score", "update")  # beside which others may generate
 IDLE_TITLES = {
     "rollout_idle_ratio": "Share of a step in which generating devices wait",
     "trainer_idle_ratio": "Share of a step in which training devices wait",
@@ -187,6 +190,7 @@ def _replica(setting: Setting, workload: TrainWorkload, rollout: RolloutSpec) ->
             f"{FIELD}.tensor_parallel_size",
         )
     part_of(setting.cluster, count, f"{FIELD}.devices")
+    _refuse_beyond_context(setting, workload, rollout)
     own = rollout.engine == OWN_ENGINE  # whose cache is as long as the longest completion
     served = ServeWorkload(
         input_tokens=workload.typical_prompt,
@@ -205,6 +209,29 @@ def _replica(setting: Setting, workload: TrainWorkload, rollout: RolloutSpec) ->
         host_calibration=setting.host_calibration,
     )
     return resolve(request)
+
+
+def _refuse_beyond_context(
+    setting: Setting, workload: TrainWorkload, rollout: RolloutSpec
+) -> None:
+    """Refuse completions that the generating engine would not start with.
+
+    Raises:
+        NotPossibleError: names the lengths, the context and a way out.
+    """
+    context = setting.model.max_position_embeddings
+    engine = get_engine(cast("str", rollout.engine), setting.device.kind)
+    longest = workload.longest_prompt + workload.max_completion_length
+    if longest <= context or not serving_engine(engine.key).bound_to_context:
+        return
+    raise NotPossibleError(
+        f"sequence_length is {workload.sequence_length}, of which completions have up to "
+        f"{workload.max_completion_length} tokens (max_completion_length) and prompts "
+        f"{workload.longest_prompt}, but {engine.title} refuses to start with more "
+        f"than the context of {context} that the config of {setting.model.id} gives: shorten "
+        "them, or take a config with rope_scaling for this length",
+        "workload.sequence_length",
+    )
 
 
 def _generator_memory(replica: Setting, running: float) -> StageMemory:
@@ -314,7 +341,8 @@ class _Phases(NamedTuple):
     """The seconds of the phases of a step, by operator class."""
 
     generate: Mapping[str, float]
-    reward: Mapping[str, float]
+    reward: Mapping[str, float]  # by functions
+    judge: Mapping[str, float]  # by a reward model, on the training devices
     swap: Mapping[str, float]
     score: Mapping[str, float]
     update: Mapping[str, float]
@@ -425,8 +453,6 @@ def _phases(
 ) -> _Phases:
     rollout = rollout_of(setting)
     batches = workload.completions / workload.global_batch_size
-    rewarded = {name: value * batches for name, value in trained.rewarded.items()}
-    rewarded["overhead"] = rewarded["overhead"] + workload.reward_seconds
     swapped = sync = 0.0
     if rollout.sleep == "both":
         swapped = ledger.term(
@@ -447,7 +473,8 @@ def _phases(
     updates, updated = workload.num_iterations * batches, _scaled_to_step(trained.updated)
     return _Phases(
         generate=made.by_class,
-        reward=rewarded,
+        reward={"overhead": workload.reward_seconds},
+        judge={name: value * batches for name, value in trained.rewarded.items()},
         swap={"communication": swapped},
         score={name: value * batches for name, value in trained.scored.items()},
         update={name: value * updates for name, value in updated.items()},
@@ -477,7 +504,7 @@ def _outcome(
     if rollout.devices:
         busy = {
             "rollout_idle_ratio": phases.seconds("generate"),
-            "trainer_idle_ratio": phases.seconds("score") + phases.seconds("update"),
+            "trainer_idle_ratio": sum(map(phases.seconds, TRAINER_PHASES)),
         }
         shares = {
             name: ledger.term(

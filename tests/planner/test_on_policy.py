@@ -28,7 +28,7 @@ WORK = {
 SHARE = 0.2
 ROLLOUT = {"gpu_memory_utilization": SHARE}
 SUPERVISED = {name: WORK[name] for name in ("kind", "sequence_length", "global_batch_size")}
-PHASES = ("rollout", "reward", "swap", "log_probs", "update", "weight_sync")
+PHASES = ("rollout", "reward", "reward_model", "swap", "log_probs", "update", "weight_sync")
 
 
 def stepping(workload=None, rollout=None, **fields):
@@ -72,15 +72,18 @@ def test_lengths_keep_their_mean_when_they_are_cut_and_the_longest_grows():
 
 
 def test_a_step_is_the_sum_of_its_phases_or_the_longer_side_of_two():
-    together = step({"reward_seconds": 0.5}, {"sleep": "both"})
+    rewards = {"reward_seconds": 0.5, "reward_model": "Qwen/Qwen3-0.6B"}
+    together = step(rewards, {"sleep": "both"})
     spent = phases(together)
     assert all(value > 0 for value in spent.values()), spent
     assert sum(spent.values()) == pytest.approx(together.performance.step_seconds)
     assert together.performance.rollout_idle_ratio is None
     for staleness in (0, 1):
-        apart = step({"staleness": staleness, "reward_seconds": 0.5}, {"devices": 2})
+        apart = step({"staleness": staleness, **rewards}, {"devices": 2})
         spent, whole = phases(apart), apart.performance.step_seconds
-        sides = spent["rollout"] + spent["reward"], spent["log_probs"] + spent["update"]
+        # A reward model works on the training devices, functions follow the generation.
+        trains = spent["reward_model"] + spent["log_probs"] + spent["update"]
+        sides = spent["rollout"] + spent["reward"], trains
         joined = max(sides) if staleness else sum(sides)
         assert whole == pytest.approx(joined + spent["weight_sync"])
         idle = apart.performance
@@ -131,7 +134,7 @@ def test_a_reference_is_held_where_the_divergence_has_a_weight():
         assert held(found, "reference_weights") == copies * WEIGHTS * 2, (method, beta)
     scored = step({"reward_model": "Qwen/Qwen3-0.6B"})
     assert held(scored, "reference_weights") > 1e9
-    assert phases(scored)["reward"] > 0
+    assert phases(scored)["reward_model"] > 0
 
 
 def test_the_weights_cross_a_link_once_a_step():
@@ -202,6 +205,8 @@ REFUSED = (
     ({}, {"engine": "transformers"}, "strategy.rollout.gpu_memory_utilization"),
     ({}, {"tensor_parallel_size": 3}, "strategy.rollout.tensor_parallel_size"),
     ({"reward_model": "no/such"}, {}, "workload.reward_model"),
+    ({"sequence_length": 10**6}, {}, "workload.sequence_length"),
+    ({"sequence_length": 10**6, "max_completion_length": 999_936}, {}, "workload.sequence_length"),
 )
 
 

@@ -151,6 +151,7 @@ TIMELINE = {
     "rollout": "Completions",
     "reward": "Rewards",
     "swap": "Trainer to the host and back",
+    "reward_model": "Reward model",
     "log_probs": "Log-probabilities",
     "update": "Updates",
     "weight_sync": "Weights to the generating engine",
