@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import gammaincinv
 
 from planner.cost.quantity import Quantity, equation, maximum
 
 VERL = "volcengine/verl, docs/advance/one_step_off.md, experimental results"
 QUANTILES = 2048  # of the law of lengths
 BISECTIONS = 60
-MOST_UNIFORM = 3**-0.5  # variation of uniform lengths from 0 to twice the mean
 Floats = npt.NDArray[np.float64]
 
 
@@ -50,8 +50,8 @@ class Lengths:
 def lengths_of(mean: float, most: float, variation: float | None) -> Lengths:
     """Return the law of lengths with a mean after they are cut at ``most`` tokens.
 
-    Before they are cut they are uniform up to a variation of 0.58, gamma distributed beyond, as in
-    simulated serving. Without a variation it is 1: each token is as likely to be the last.
+    Before they are cut they are gamma distributed. Without a variation it is 1, with which each
+    token is as likely to be the last.
 
     >>> round(lengths_of(100.0, 400.0, None).mean), lengths_of(64.0, 64.0, None).tokens.max()
     (100, 64.0)
@@ -60,12 +60,7 @@ def lengths_of(mean: float, most: float, variation: float | None) -> Lengths:
         return Lengths(np.full(1, float(most)))
     spread = 1.0 if variation is None else variation
     place = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    if spread <= MOST_UNIFORM:
-        relative = 1 + 3**0.5 * spread * (2 * place - 1)
-    elif spread == 1:
-        relative = -np.log1p(-place)
-    else:
-        relative = np.sort(np.random.default_rng(0).gamma(spread**-2, spread**2, QUANTILES))
+    relative = gammaincinv(spread**-2, place) * spread**2
     low, high = mean, mean
     while np.minimum(relative * high, most).mean() < mean:
         high *= 2

@@ -159,19 +159,27 @@ PEAK = "per_device_peak_bytes"
 
 
 def limit_interval(
-    value: int, constraint: str, estimate: Estimate, at_half: Callable[[], Estimate]
+    value: int,
+    constraint: str,
+    estimate: Estimate,
+    at_half: Callable[[], Estimate],
+    half: int | None = None,
 ) -> Interval | None:
     """Return the 80 % interval of a limit, or None if no growing figure determines it.
 
-    ``at_half`` estimates the same strategy at half of the value; it is called for times only.
+    ``at_half`` estimates the same strategy at ``half`` of the value, or about half; it is called
+    for times only.
     """
     if constraint in MEMORY_LIMITS:
         return _by_memory(value, estimate)
     interval = estimate.interval.get(constraint)
-    if interval is None or value <= 1:  # 1 has no integer half
+    half = value // 2 if half is None else half
+    if interval is None or half < 1:  # 1 has no integer half
         return None
     here, there = figure(estimate, constraint), figure(at_half(), constraint)
-    return _by_time(value, interval, here, there) if here and there else None
+    if not here or not there:
+        return None
+    return _by_time(value, interval, here, math.log(here / there) / math.log(value / half))
 
 
 def _by_memory(value: int, estimate: Estimate) -> Interval | None:
@@ -185,10 +193,9 @@ def _by_memory(value: int, estimate: Estimate) -> Interval | None:
     return max(0.0, value * (1 - (high - peak) / growing)), value * (1 + (peak - low) / growing)
 
 
-def _by_time(value: int, interval: Interval, here: float, there: float) -> Interval | None:
-    """Return the values at which a time reaches the bounds of its interval."""
+def _by_time(value: int, interval: Interval, here: float, power: float) -> Interval | None:
+    """Return the values at which a time, which grows by a power, reaches its interval's bounds."""
     low, high = interval
-    power = math.log2(here / there)
     if power <= 0 or low <= 0:
         return None
     return value * (here / high) ** (1 / power), value * (here / low) ** (1 / power)
@@ -204,13 +211,26 @@ TRAINED_LENGTH = "max_position_embeddings"
 
 @dataclass(frozen=True)
 class SteppedQuantity:
-    """A stepped quantity: its unit, step, upper end, and the request at a value."""
+    """A stepped quantity: its unit, step, upper end, and the request at a value.
+
+    Values are multiples of the step beyond ``origin``, a multiple itself.
+    """
 
     unit: str
     step: int
     top: int
     at: Callable[[int], PlanRequest | list[PlanRequest]]
     top_reason: str | None = None
+    origin: int = 0
+
+    def value(self, steps: int) -> int:
+        """Return the value after so many steps."""
+        return self.origin + steps * self.step
+
+    def half_of(self, value: int) -> int:
+        """Return the value that is nearest below half, 0 if none is."""
+        steps = (value // 2 - self.origin) // self.step
+        return self.value(steps) if steps >= 1 else 0
 
 
 def answer_inverse(request: InverseRequest) -> InverseAnswer:
@@ -254,13 +274,14 @@ def _limit_on_scale(scale: SteppedQuantity, probe: Probe) -> tuple[Limit, ...]:
     """Return the limit of a scale, or nothing if its first step already fails."""
 
     def works(steps: int) -> bool:
-        request_at = scale.at(steps * scale.step)
+        request_at = scale.at(scale.value(steps))
         requests = request_at if isinstance(request_at, list) else [request_at]
-        return probe.works(steps * scale.step, *requests)
+        return probe.works(scale.value(steps), *requests)
 
-    largest = largest_step(works, max(1, scale.top // scale.step)) * scale.step
-    if not largest:
+    most = max(1, (scale.top - scale.origin) // scale.step)
+    if not (steps := largest_step(works, most)):
         return ()
+    largest = scale.value(steps)
     limit = probe.limit(largest, scale.unit, largest + scale.step)
     if limit.beyond is not None:
         interval = _limit_interval(limit, limit.beyond, largest, scale)
@@ -282,13 +303,20 @@ def _limit_interval(
     limit: Limit, beyond: FirstFailure, value: int, scale: SteppedQuantity
 ) -> Interval | None:
     """Return the interval of a limit, clipped to the end of its scale."""
+    half, found = scale.half_of(value), limit.estimate
 
     def at_half() -> Estimate:
-        request_at = scale.at(value // 2)
-        request = request_at[0] if isinstance(request_at, list) else request_at
-        return full_estimate_of(request, limit.cluster, limit.estimate)
+        request_at = scale.at(half)
+        requests = request_at if isinstance(request_at, list) else [request_at]
+        copies, strategy = found.strategy.data_parallel_size, found.strategy
+        alike = (each for each in requests if each.pins.data_parallel_size == copies)
+        request = next(alike, requests[0])
+        if micro := request.pins.micro_batch_size:  # which the batch sets
+            strategy = strategy.model_copy(update={"micro_batch_size": micro})
+        smaller = found.model_copy(update={"strategy": strategy})
+        return full_estimate_of(request, limit.cluster, smaller)
 
-    interval = limit_interval(value, beyond.constraint, limit.estimate, at_half)
+    interval = limit_interval(value, beyond.constraint, limit.estimate, at_half, half)
     return interval and (interval[0], min(interval[1], float(scale.top)))
 
 
@@ -350,6 +378,13 @@ def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return _limit_on_scale(scale, probe)
     if not isinstance(workload, TrainWorkload):
         raise _unsuited(request, "largest_batch", "generate and train")
+    if workload.generation_batch_size:
+        raise BadRequestError(
+            f"generation_batch_size is {workload.generation_batch_size}, of which batches are "
+            "whole parts, so that largest_batch would change it too: leave it out, with which a "
+            "generation has the completions of one update",
+            "workload.generation_batch_size",
+        )
     single_cluster_requests = (_on_cluster(request, cluster) for cluster in clusters_of(request))
     limits = [
         limit for single in single_cluster_requests for limit in _trained_batch(single, probe)
@@ -383,7 +418,7 @@ def _unaccumulated_request(request: PlanRequest, sequences: int, replicas: int) 
     """Return a training request with one micro-batch per replica and step."""
     single_pass = {"data_parallel_size": replicas, "gradient_accumulation_steps": 1}
     pins = {**single_pass, "micro_batch_size": sequences // replicas}
-    changed = _changed(request, global_batch_size=sequences, generation_batch_size=None)
+    changed = _changed(request, global_batch_size=sequences)
     return changed.model_copy(update={"pins": request.pins.model_copy(update=pins)})
 
 
@@ -397,7 +432,10 @@ def _sequence(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return request.model_copy(update={"workload": workload.with_sequences_of(tokens)})
 
     reason = f"the model was trained to {trained} tokens"
-    return _limit_on_scale(SteppedQuantity("tokens", SEQUENCE_STEP, trained, at, reason), probe)
+    # A sequence has its prompt, and at least one token of a completion.
+    prompt = workload.longest_prompt // SEQUENCE_STEP * SEQUENCE_STEP if workload.generates else 0
+    scale = SteppedQuantity("tokens", SEQUENCE_STEP, trained, at, reason, prompt)
+    return _limit_on_scale(scale, probe)
 
 
 def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:

@@ -64,6 +64,11 @@ def test_lengths_keep_their_mean_when_they_are_cut_and_the_longest_grows():
         longest = [law.longest_of(count) for count in (1, 8, 64, 4096)]
         assert longest == sorted(longest)
         assert longest[0] == pytest.approx(law.mean, rel=1e-6)
+    # No variation is one at which the law changes.
+    close = np.linspace(0.02, 2.0, 397)
+    longest = [lengths_of(100.0, 1e6, float(each)).longest_of(64.0) for each in close]
+    assert np.all(np.diff(longest) > 0)
+    assert np.max(np.diff(longest)) < 3 * np.median(np.diff(longest))
     # Each token is as likely to be the last: e^-1 are longer than the mean of uncut lengths.
     free = lengths_of(100.0, 1e6, None)
     assert free.longer_than(np.array([100.0]))[0] == pytest.approx(np.exp(-1), abs=0.002)
@@ -361,6 +366,25 @@ def test_a_limit_on_the_sequence_is_one_on_the_completions():
     longer = TrainWorkload.model_validate(WORK).with_sequences_of(longest)
     assert longer.max_completion_length == longest - PROMPT
     assert longer.mean_completion_length == MEAN
+
+
+def test_a_limit_on_batches_keeps_what_is_stated_and_whole_groups():
+    def limit(question, constraints=None, **work):
+        asked = {"model": TINY, "device": CARD, "devices": 2, "engine": "trl"}
+        asked = document(**asked, workload={**WORK, "max_prompt_length": PROMPT, **work})
+        asked |= {"question": question, "constraints": constraints or {}}
+        return inverse(InverseRequest.model_validate(asked))
+
+    slow = {"step_seconds": {"max": seconds({}, devices=2) * 2.7}}
+    found = limit("largest_batch", slow, num_generations=7, global_batch_size=14).limits[0]
+    assert found.value % 14 == 0
+    assert found.interval[0] < found.value < found.interval[1]
+    with pytest.raises(PlannerError, match="generation_batch_size is 256") as caught:
+        limit("largest_batch", generation_batch_size=256)
+    assert caught.value.field == "workload.generation_batch_size"
+    # No sequence is shorter than its prompt.
+    never = {"step_seconds": {"max": 1e-9}}
+    assert limit("longest_sequence", never).smallest.value > PROMPT
 
 
 def test_published_steps_and_splits_are_met():
