@@ -167,6 +167,11 @@ class Engine(Spec):
     # such a step hold several of them, without padding.
     trains_on_policy: bool = False
     packs_completions: bool = False
+    # What it can leave shared devices while the other works, and the engines it generates with.
+    rollout_sleeps: tuple[str, ...] = ("none", "generator", "both")
+    rollout_engines: tuple[str, ...] = ("vllm", "sglang", "transformers")
+    # Whether all generating devices are one server of the library's own, with a copy each.
+    one_rollout_server: bool = False
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False

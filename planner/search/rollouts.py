@@ -130,7 +130,9 @@ def _open_candidates(
         return
     if workload.generator != "separate" and not workload.staleness and not devices:
         yield from (
-            RolloutSpec(sleep=sleep, gpu_memory_utilization=share) for sleep, share in IN_TURN
+            RolloutSpec(sleep=sleep, gpu_memory_utilization=share)
+            for sleep, share in IN_TURN
+            if sleep in base.engine.rollout_sleeps
         )
     if workload.generator == "colocated" or devices == 0:
         return

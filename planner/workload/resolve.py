@@ -55,7 +55,7 @@ from planner.workload.layouts import (
 )
 from planner.workload.option_rules import option_rules
 from planner.workload.preference import as_trained
-from planner.workload.rollouts import with_rollout
+from planner.workload.rollouts import refuse_unsupported_rollout, rollout_warnings, with_rollout
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 from planner.workload.training_memory import optimizer_of
 
@@ -536,6 +536,7 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
     model = as_trained(_in_engine(resolve_model(request.model), engine), request.workload)
     _refuse_encoder(model, training=training)
     request = with_rollout(request, device)
+    refuse_unsupported_rollout(request, engine)
     given = request.strategy
     request = with_published_format(request, model, training=training)
     refuse_unmodelled_fields(request.strategy, training=training)
@@ -900,6 +901,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
     setting.warnings.extend(_kernel_warnings(setting))
+    setting.warnings.extend(rollout_warnings(setting))
     offload = request.strategy.offload
     if offload is not None and setting.offload != offload:
         add(

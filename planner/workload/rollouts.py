@@ -1,12 +1,15 @@
 """Where a strategy generates the completions of a policy in training, with its defaults."""
 
+from collections.abc import Iterator
 from typing import NoReturn
 
+from planner.catalog.engines import Engine
 from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import TrainWorkload
+from planner.workload.setting import Setting
 
 FIELD = "strategy.rollout"
 # Usual shares of memory of an engine beside a trainer: TRL's vllm_gpu_memory_utilization, and
@@ -37,6 +40,54 @@ def filled_rollout(
         beside = SHARE_BESIDE if rollout.sleep == "none" else SHARE_IN_TURN
         changed["gpu_memory_utilization"] = SHARE_ALONE if rollout.devices else beside
     return RolloutSpec(**{**dict(rollout), **changed})  # which states all of its fields
+
+
+def refuse_unsupported_rollout(request: EstimateRequest, engine: Engine) -> None:
+    """Refuse what the trainer's library cannot let sleep, or does not generate with.
+
+    Raises:
+        NotPossibleError: names the field, its value and what the library has.
+    """
+    rollout = request.strategy.rollout
+    if rollout is None:
+        return
+    for name, known in (("sleep", engine.rollout_sleeps), ("engine", engine.rollout_engines)):
+        if (value := getattr(rollout, name)) not in known:
+            raise NotPossibleError(
+                f"{name} of the rollout is {value}, and {engine.title} has {' and '.join(known)}: "
+                f"choose one of these, or another engine than {engine.key}",
+                f"{FIELD}.{name}",
+            )
+
+
+def rollout_warnings(setting: Setting) -> Iterator[str]:
+    """Yield what a plan of completions assumes of the trainer's library.
+
+    Source: huggingface/trl, docs/source/vllm_integration.md (one replica of dense models from vLLM
+    0.14 on), docs/source/async_grpo_trainer.md (FSDP2 alone), trl/generation/vllm_generation.py.
+    """
+    rollout, workload = setting.strategy.rollout, setting.workload
+    if rollout is None or not isinstance(workload, TrainWorkload):
+        return
+    if rollout.engine == OWN_ENGINE or not setting.engine.one_rollout_server:
+        return
+    if workload.staleness:
+        yield (
+            "staleness is that of TRL's AsyncGRPOTrainer, which shards with FSDP2 alone: set its "
+            f"max_staleness to {workload.staleness}"
+        )
+    copies = rollout.devices // rollout.tensor_parallel_size
+    if copies > 1 and not setting.model.is_moe:
+        yield (
+            f"{copies} copies generate: a server of TRL has them as --data-parallel-size, which "
+            "vLLM from 0.14 on refuses for dense models; take an older one, or pin a "
+            "tensor_parallel_size of all generating devices"
+        )
+    if rollout.weight_dtype == "fp8":
+        yield (
+            "weight_dtype of the rollout is fp8: TRL has no option for it, so that changing the "
+            "engine's start by hand is assumed"
+        )
 
 
 def refuse_one_device(workload: TrainWorkload) -> NoReturn:

@@ -32,6 +32,8 @@ PHASES = ("rollout", "reward", "reward_model", "swap", "log_probs", "update", "w
 
 
 def stepping(workload=None, rollout=None, **fields):
+    if (rollout or {}).get("sleep") == "both":
+        fields = {"engine": "nemo_rl", **fields}  # the trainer of TRL does not sleep
     strategy = {"micro_batch_size": 2, "weight_dtype": "bf16", **fields.pop("strategy", {})}
     if rollout is not None:
         strategy["rollout"] = {**ROLLOUT, **rollout}
@@ -343,6 +345,24 @@ def test_any_number_of_nodes_is_divided_so_that_the_trainers_ranks_divide_the_ba
     assert caught.value.field == "workload.global_batch_size"
 
 
+def test_plans_of_trl_are_ones_that_it_can_run():
+    for nodes in (1, 2):
+        rollout = on_nodes(nodes).rollout
+        assert rollout.sleep != "both"
+    for rollout, field in (({"sleep": "both"}, "sleep"), ({"engine": "sglang"}, "engine")):
+        with pytest.raises(PlannerError, match="Hugging Face TRL has") as caught:
+            step({}, rollout, engine="trl")
+        assert caught.value.field == f"strategy.rollout.{field}"
+    for workload, rollout, words in (
+        ({"staleness": 2}, {"devices": 2, "tensor_parallel_size": 2}, "max_staleness to 2"),
+        ({}, {"devices": 2}, "2 copies generate"),
+        ({}, {"weight_dtype": "fp8"}, "TRL has no option"),
+    ):
+        (warning,) = step(workload, rollout, engine="trl").warnings
+        assert words in warning
+        assert not step(workload, rollout, engine="nemo_rl").warnings
+
+
 def test_a_pinned_field_of_the_rollout_leaves_the_others_open():
     free = on_nodes(2).rollout
     for pinned in ({}, {"weight_dtype": "fp8"}, {"sleep": "both"}, {"devices": 8}):
@@ -352,7 +372,8 @@ def test_a_pinned_field_of_the_rollout_leaves_the_others_open():
         )  # fmt: skip
         stored = request.model_dump(mode="json")["pins"]["rollout"]
         assert stored == pinned  # a stored request leaves open what it left open
-        layout = on_nodes(2, pins={"rollout": stored}).rollout
+        engine = "nemo_rl" if "sleep" in pinned else "trl"
+        layout = on_nodes(2, engine=engine, pins={"rollout": stored}).rollout
         assert {name: getattr(layout, name) for name in pinned} == pinned
         assert layout.stated.keys() >= free.stated.keys() - {"weight_dtype"}
         assert layout.devices or layout.gpu_memory_utilization >= 0.5, pinned
