@@ -388,13 +388,14 @@ class Reconciler:
             if not self._fetcher.has_all(folder, request.spec):
                 return  # retried at the next heartbeat
             launch.refuse_missing(request.spec.secrets, values)
+            launch.refuse_unlisted_tracker(request.spec, self.config.tracker_urls)
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
             argv, env = self.launcher.command(
                 request, spec, self._render(spec, folder.path), folder.path
             )
             argv, hub = launch.after_download(spec, folder.path, argv)
-            env |= hub | attempts.write(folder.path, values)
+            env |= hub | launch.tracker_env(spec) | attempts.write(folder.path, values)
             document = self.launcher.adapt(self._document(folder, request, argv, env))
         except LaunchRefusedError as refusal:
             _settle_refused(folder, request, refusal.reason, str(refusal))

@@ -20,12 +20,13 @@ HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of th
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+NETWORK = (*PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR")
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
 # the team's secret.
 PASSED = (
     "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",
     "HF_HUB_OFFLINE", "HF_HUB_DISABLE_SYMLINKS",
-    *PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR",
+    *NETWORK,
 )  # fmt: skip
 DEFAULT_CONNECTIONS = 8
 MARGIN_BYTES = 2**30  # that a download leaves free on the disk

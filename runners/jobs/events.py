@@ -34,10 +34,15 @@ CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 class Emitter:
-    """Typed, thread-safe sender of job events."""
+    """Typed, thread-safe sender of job events.
 
-    def __init__(self, fd: int) -> None:
+    ``owns_fd``: its writer closes ``fd``, and nothing else does: a number that is closed while the
+    writer has lines left may soon be another file's.
+    """
+
+    def __init__(self, fd: int, *, owns_fd: bool = False) -> None:
         self.fd = fd
+        self._owns_fd = owns_fd
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUE_LINES)
         self._closed_pipe = threading.Event()
         self._writer = threading.Thread(target=self._write_lines, name="events", daemon=True)
@@ -149,6 +154,8 @@ class Emitter:
                 _write_all(self.fd, line)
             except OSError:  # the reader has closed the pipe: the job continues
                 self._closed_pipe.set()
+        if self._owns_fd:
+            os.close(self.fd)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

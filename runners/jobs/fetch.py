@@ -43,6 +43,7 @@ from runners.jobspec.references import hub_references, with_references
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
 from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
 from runners.launchers.model_uses import LINKS, uses_of_jobs
+from runners.shared.environment import kept_names
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
 
@@ -228,7 +229,8 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
 def drop_credentials() -> None:
     """Remove the hub's variables, and the file of its token, before the job's own program."""
     for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[HUB_TOKEN], f"{HUB_TOKEN}_FILE"):
-        if not is_passed(variable):  # to every job, such as the folder of caches
+        # Passed to every job, such as the folder of caches, or kept for its tracker.
+        if not is_passed(variable) and variable not in kept_names():
             os.environ.pop(variable, None)
     os.environ |= OFFLINE
     if secrets := os.environ.get(DIRECTORY_VARIABLE):

@@ -35,7 +35,10 @@ class TensorBoardRun:
         """Begin a run in a folder of its name, below that of its project."""
         summary: Any = importlib.import_module("tensorboard.summary")
         self.url = ""
-        folder = Path(asked["folder"]) / asked["project"] / asked["run_name"]
+        root = Path(asked["folder"]).resolve()
+        folder = (root / asked["project"] / asked["run_name"]).resolve()
+        if not folder.is_relative_to(root):
+            raise ValueError(f"the project and the run name {folder}, which is not below {root}")
         self._writer = summary.Writer(str(folder))
 
     def write(self, values: Values, step: int) -> None:

@@ -4,24 +4,31 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from runners.environments.builder import Store
+from runners.jobs.bound import bound
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import BadInputError, Job, publish_folder
 from runners.jobspec.trackers import TRACKERS, Tracker, TrackerOptions
 from runners.launchers.attempts import DIRECTORY_VARIABLE
 from runners.shared.config import HostDir
+from runners.shared.environment import kept_names
+from runners.supervision.procfs import MARKER
 
 PROGRAM = Path(__file__).with_name("tracker_program.py")
 NAME = "tracking"  # of the artefact
 RANK = "RANK"  # that torchrun sets
-PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+# The attempt's mark is among them: who cleans up after the attempt finds the process by it.
+PASSED_VARIABLES = (
+    "PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", MARKER,
+)  # fmt: skip
 START_SECONDS = 60.0  # to reach a server, too
 FINISH_SECONDS, STOP_SECONDS = 30.0, 3.0  # to send what is left
 ANSWER_BYTES = 1 << 14
@@ -39,6 +46,7 @@ def tracked(
     Raises:
         BadInputError: the tracker does not start; the text has its library's reason.
     """
+    network = _taken_network()
     if options is None or os.environ.get(RANK, "0") != "0":
         yield
         return
@@ -46,14 +54,16 @@ def tracked(
     building = job.output_dir(".tracker-building")
     files = building / "files"
     files.mkdir(parents=True, exist_ok=True)
-    process = _started(job, tracker, building)
+    process = _started(job, tracker, building, network)
+    assert process.stdin is not None  # noqa: S101 - pipes were asked for
+    assert process.stdout is not None  # noqa: S101
     try:
         url = _begun(process, tracker, _run_settings(job, options, files, settings))
         facts = {"tracker": tracker.name, "title": tracker.title, "url": url}
         facts |= {"project": options.project, "run": options.run_name or job.request.job_id}
         publish_folder(job, NAME, "report", lambda folder: _note(folder, facts), facts)
-        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-        job.emitter.tracker = Emitter(process.stdin.fileno())
+        job.emitter.tracker = Emitter(os.dup(process.stdin.fileno()), owns_fd=True)
+        process.stdin.close()  # the emitter's own end is the last one
         job.emitter.before_close = lambda: _end(job, process, tracker, STOP_SECONDS)
         job.emitter.log(f"metrics are also written to {tracker.title}{f': {url}' if url else ''}")
         yield
@@ -61,20 +71,29 @@ def tracked(
         publish_folder(job, NAME, "report", lambda folder: _move(files, folder, facts), facts)
         shutil.rmtree(building, ignore_errors=True)
     finally:
-        process.kill()
-        process.wait()
+        _kill(process)
+        process.stdout.close()
+        with suppress(BrokenPipeError):  # of what it did not read
+            process.stdin.close()
 
 
-def _started(job: Job, tracker: Tracker, home: Path) -> subprocess.Popen[bytes]:
+def _taken_network() -> dict[str, str]:
+    """Take the proxies and certificates of a tracker out of the job's own environment."""
+    return {name: os.environ.pop(name) for name in kept_names() if name in os.environ}
+
+
+def _started(
+    job: Job, tracker: Tracker, home: Path, network: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start the process; the environment was built before the job's program began."""
     store = Store(HostDir(job.host_dir))
     env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     return subprocess.Popen(
-        [str(store.python(store.pins(tracker.name))), "-P", str(PROGRAM)],
+        bound([str(store.python(store.pins(tracker.name))), "-P", str(PROGRAM)]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=home,
-        env={**env, "HOME": str(home)},
+        env={**env, **network, "HOME": str(home)},
         start_new_session=True,
     )
 
@@ -112,8 +131,9 @@ def _begun(process: subprocess.Popen[bytes], tracker: Tracker, asked: dict[str, 
     """
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101
-    process.stdin.write(json.dumps(asked).encode() + b"\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):  # it has ended, as its answer says
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.flush()
     where = f" at {asked['url']}" if asked["url"] else ""
     deadline, read = time.monotonic() + START_SECONDS, b""
     while b"\n" not in read:
@@ -137,22 +157,34 @@ def _begun(process: subprocess.Popen[bytes], tracker: Tracker, asked: dict[str, 
 
 
 def _end(job: Job, process: subprocess.Popen[bytes], tracker: Tracker, seconds: float) -> None:
-    """Let the process write what is left, unless it did."""
+    """Let the process write what is left, unless it did; kill it if it is late.
+
+    The emitter's writer closes the pipe after its last line. It is blocked while the process does
+    not read, and goes on when that is dead.
+    """
     sink, job.emitter.tracker = job.emitter.tracker, None
     if sink is None:
         return
-    sink.close()
-    assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-    process.stdin.close()
+    deadline = time.monotonic() + seconds
+    sink.close(seconds)
     try:
-        status = process.wait(seconds)
+        status = process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        status = -1
+        status = _kill(process)
+        sink.close(STOP_SECONDS)
     if status:
         job.emitter.log(
             f"{tracker.title} did not get everything: its process ended with {status}; the "
             "site has all metrics"
         )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill the process, unless it has ended, and those that it started; return its status."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
 
 
 def _note(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -534,6 +534,8 @@ class TrainSpec(TrainingMemory):
             )
         for why in _against_trl(self) if self.engine == TRL else _against_own(self):
             raise ValueError(why)
+        if self.tracker is not None:
+            self.tracker.check_secrets(self.secrets)
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
-from runners.hub.settings import HUB_TOKEN
+from runners.hub.settings import HUB_TOKEN, NETWORK
 from runners.hub.settings import PASSED as PASSED_TO_HUB
 from runners.jobspec import (
     ArtefactModel,
@@ -37,8 +37,10 @@ from runners.jobspec.generate import StageChain
 from runners.jobspec.kinds import KINDS
 from runners.jobspec.objectives import OWN_TRAINER, TRL, TRL_ENVIRONMENT
 from runners.jobspec.references import Reference, hub_references, with_references
+from runners.jobspec.trackers import TRACKERS
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
+from runners.shared.environment import KEPT_VARIABLE
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs, supervisor
@@ -289,10 +291,23 @@ def _named(spec: JobSpec) -> dict[str, object]:
 def inherited_variables(spec: JobSpec) -> list[str]:
     """Return the names of variables that a job inherits, and drops before its program starts.
 
-    They are pip's if it may build an environment, and the hub's if it may download something.
+    They are pip's if it may build an environment, the hub's if it may download something, and
+    those of the network if its tracker may write to a server.
     """
     pip = pip_variables() if environments_of(spec) != [MAIN] else ()
-    return sorted({*pip, *(HUB_VARIABLES if _asks_hub(spec) else ())})
+    return sorted({*pip, *(HUB_VARIABLES if _asks_hub(spec) else ()), *_of_tracker(spec)})
+
+
+def _of_tracker(spec: JobSpec) -> list[str]:
+    tracker = spec.tracker if isinstance(spec, TrainSpec) else None
+    has_server = tracker is not None and TRACKERS[tracker.name].has_server
+    return [name for name in NETWORK if not is_passed(name)] if has_server else []
+
+
+def tracker_env(spec: JobSpec) -> dict[str, str]:
+    """Return the variable that names what a job inherits for its tracker alone."""
+    names = _of_tracker(spec)
+    return {KEPT_VARIABLE: ",".join(names)} if names else {}
 
 
 def _asks_hub(spec: JobSpec) -> bool:
@@ -435,6 +450,24 @@ def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
             Reason.PREFLIGHT_FAILED,
             f"the team has no secret {', '.join(missing)}; store it under Secrets, or launch "
             "the job without it",
+        )
+
+
+def refuse_unlisted_tracker(spec: JobSpec, addresses: Sequence[str]) -> None:
+    """Raise if a team's secret would go to a tracking server that the operator has not listed.
+
+    Raises:
+        LaunchRefusedError: the message names the secret, the address and both ways out.
+    """
+    tracker = spec.tracker if isinstance(spec, TrainSpec) else None
+    if tracker is None or not (secret := tracker.secret_among(spec.secrets)):
+        return
+    if not tracker.is_at(addresses):
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"the secret {secret} would go to {tracker.url}, which is none of this host's "
+            f"tracking servers ({', '.join(addresses) or 'none'}); let its operator add the "
+            f'address to "tracker_urls" in config.json, or launch the job without {secret}',
         )
 
 

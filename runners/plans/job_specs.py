@@ -63,7 +63,7 @@ def _tracker(launch: Launch) -> TrackerOptions | None:
     """Return where a training's metrics are written besides the site.
 
     Raises:
-        DraftProblem: the tracker's address or names are none.
+        DraftProblem: the tracker's address or names are none, or a secret would go there readable.
     """
     if launch.tracker is None:
         return None
@@ -73,7 +73,13 @@ def _tracker(launch: Launch) -> TrackerOptions | None:
         "run_name": launch.tracker_run,
         "url": launch.tracker_url,
     }
-    return validated(TrackerOptions, fields, "The tracker cannot be used", "tracker_url")
+    words, field = "The tracker cannot be used", "tracker_url"
+    tracker = validated(TrackerOptions, fields, words, field)
+    try:
+        tracker.check_secrets(launch.secrets)
+    except ValueError as error:
+        raise DraftProblem(f"{words}: {error}.", field) from error
+    return tracker
 
 
 def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy) -> Spread:

@@ -76,6 +76,8 @@ class HostConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_roots: tuple[OwnPath, ...] = ()  # folders with models that jobs may read
+    reward_roots: tuple[OwnPath, ...] = ()  # further folders with files of reward functions
+    tracker_urls: tuple[str, ...] = ()  # tracking servers to which jobs may send a team's secret
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
     job_memory_bytes: PositiveInt | None = None  # limit per process of a job
@@ -111,6 +113,7 @@ class HostDir:
             ) from None
         self.attempts = self.path / "attempts"
         self.models = self.path / "models"
+        self.rewards = self.path / "rewards"
         self.quarantine = self.path / "quarantine"
         self.wake = self.path / "wake"
         self.agent_lock = self.path / "agent.lock"
@@ -124,7 +127,7 @@ class HostDir:
         Raises:
             HostConfigError: the folder cannot be created or written.
         """
-        for folder in (self.path, self.attempts, self.models):
+        for folder in (self.path, self.attempts, self.models, self.rewards):
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:

@@ -14,6 +14,14 @@ from runners.shared.addresses import proxy_lines
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 NOT_USED = "it is not used"
+# Names of variables that the programs before a job's own leave in place: for its tracker alone,
+# which reaches a server; the job's own program takes them out again.
+KEPT_VARIABLE = "SLIPWAY_TRACKER_VARIABLES"
+
+
+def kept_names() -> tuple[str, ...]:
+    """Return the names of the variables of the network that this job's tracker gets."""
+    return tuple(filter(None, os.environ.get(KEPT_VARIABLE, "").split(",")))
 
 
 def environment_lines(variables: Mapping[str, str]) -> list[str]:

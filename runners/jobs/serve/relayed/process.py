@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import httpx
 
+from runners.jobs.bound import bound
 from runners.jobs.model_files import template_text
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.contract import EngineProcessError
@@ -66,10 +66,7 @@ class ServerProcess(OwnProcess):
         self.argv = tuple(command.argv)
         self._died = self._error = ""
         self._error_at = 0.0
-        module = ("-m", "runners.jobs.serve.relayed.child", str(os.getpid()))
-        super().__init__(
-            title, [sys.executable, *module, *command.argv], {**os.environ, **command.env}
-        )
+        super().__init__(title, bound(command.argv), {**os.environ, **command.env})
         self.stdin.close()
         self._started_at = time.monotonic()
 

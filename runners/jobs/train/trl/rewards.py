@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.specs.units import GIB
+from runners.jobs.bound import bound
 from runners.jobs.runtime import BadInputError
 from runners.jobspec.rewards import RewardFunction
+from runners.supervision.procfs import MARKER
 
 WORKER = Path(__file__).with_name("reward_worker.py")
-PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+# The attempt's mark is among them: who cleans up after the attempt finds the process by it.
+PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", MARKER)
 START_SECONDS = 60.0  # to import what the functions' files import
 PIECE = 1 << 16
 
@@ -61,14 +64,16 @@ class RewardProcess:
         replies, writing = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    str(WORKER),
-                    str(int(memory_gib * GIB)),
-                    str(writing),
-                    json.dumps([(each.path, each.function) for each in functions]),
-                ],
+                bound(
+                    [
+                        sys.executable,
+                        "-P",
+                        str(WORKER),
+                        str(int(memory_gib * GIB)),
+                        str(writing),
+                        json.dumps([(each.path, each.function) for each in functions]),
+                    ]
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[writing],

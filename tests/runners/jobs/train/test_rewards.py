@@ -7,7 +7,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.train.trl.rewards import RewardProcess
 from runners.jobspec import FileData, FolderModel, TrainSpec
 from runners.jobspec.rewards import parse_rewards
-from runners.launchers.launch import render_argv
+from runners.launchers.launch import LaunchRefusedError, refuse_unlisted_tracker, render_argv
 from runners.plans.workloads import FinetuneWork
 
 FILE = """
@@ -109,9 +109,36 @@ def test_a_tracker_has_an_environment_beside_the_trainers_and_an_address_only_wi
         ({"name": "tensorboard", "url": "https://m.example.org"}, "no server; leave url out"),
         ({"name": "mlflow", "url": "file:///etc"}, "should match pattern"),
         ({"name": "neptune"}, "'tensorboard', 'mlflow', 'wandb' or 'trackio'"),
+        *(
+            ({"name": "tensorboard", field: name}, "is no name of a project or run")
+            for field in ("project", "run_name")
+            for name in ("/etc/cron.d", "..", "../../x", "a/../../b", ".hidden", "a\0", "a\\b")
+        ),
+        ({"name": "mlflow", "url": "https://u:p@m.example.org"}, "team's secret MLFLOW_TRACKING"),
+        ({"name": "mlflow", "url": "https://m.example.org:x"}, "url is no address: Port"),
+        ({"name": "mlflow", "url": "https://?a"}, "which names no host"),
     ]:
         with pytest.raises(ValidationError, match=problem):
             TrainSpec(tracker=tracker)
+
+
+def test_a_secret_goes_only_encrypted_and_only_to_addresses_that_the_operator_listed():
+    def spec(url, secrets=("MLFLOW_TRACKING_TOKEN",)):
+        return TrainSpec(tracker={"name": "mlflow", "url": url}, secrets=secrets)
+
+    listed = ("https://m.example.org/", "http://127.0.0.1:5000")
+    for url in ("https://m.example.org", "http://127.0.0.1:5000/"):
+        refuse_unlisted_tracker(spec(url), listed)
+        with pytest.raises(LaunchRefusedError, match=r'"tracker_urls" in config\.json') as refusal:
+            refuse_unlisted_tracker(spec(url), ["https://m.example.org.evil.net"])
+        assert f"MLFLOW_TRACKING_TOKEN would go to {url}, " in str(refusal.value)
+    for url in ("http://m.example.org", "http://127.0.0.1.evil.net", "http://localhost.evil.net"):
+        refuse_unlisted_tracker(spec(url, ()), ())  # no secret goes there
+        with pytest.raises(
+            ValidationError, match="would travel unencrypted; give an address with"
+        ):
+            spec(url)
+    refuse_unlisted_tracker(spec(""), ())  # files
 
 
 def test_a_spec_and_a_document_that_cannot_be_rewarded_are_refused_with_the_way_out():
