@@ -165,7 +165,9 @@ class Api:
         chosen = f"involvedObject.kind=Job,involvedObject.name={job},type=Warning"
         path = f"/api/v1/namespaces/{self._config.namespace}/events"
         events = self.request("GET", path, query={"fieldSelector": chosen})["items"]
-        newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default={})
+        if not events:
+            return ""
+        newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""))
         return str(newest.get("message") or "")
 
     # Facts
