@@ -100,9 +100,10 @@ SERVERS_NOTE = re.compile(
 )
 KNOWN_TOOLS = (
     "vllm serve, python -m sglang.launch_server, llama-server, trtllm-serve, ollama run, "
-    "mlx_lm.server, torchrun, accelerate launch, deepspeed, trl, swift sft, python train.py "
-    "--model_name_or_path …, a script of Unsloth, a YAML file of Axolotl, LLaMA-Factory or "
-    "Accelerate, torchtitan's TOML, DeepSpeed's JSON, a Modelfile, or a model's config.json"
+    "mlx_lm.server, vllm bench serve, aiperf, llama-quantize, auto-round, torchrun, "
+    "accelerate launch, deepspeed, trl, swift sft, python train.py --model_name_or_path …, a "
+    "script of Unsloth or LLM Compressor, a YAML file of Axolotl, LLaMA-Factory or Accelerate, "
+    "torchtitan's TOML, DeepSpeed's JSON, a Modelfile, or a model's config.json"
 )
 VISIBLE_DEVICES = frozenset(
     {

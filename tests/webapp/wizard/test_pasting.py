@@ -163,7 +163,7 @@ def test_a_model_that_no_catalog_has_is_never_another_one_without_a_word(alice, 
 
 
 def test_a_pasted_setting_stands_in_one_list(alice, host):
-    paste(alice, "python trl/scripts/grpo.py --model_name_or_path meta-llama/Llama-3.2-1B "
+    paste(alice, "python trl/scripts/rloo.py --model_name_or_path meta-llama/Llama-3.2-1B "
           "--use_peft --lora_r 8 --packing --optim paged_adamw_8bit --bf16 --made_up 3 "
           "--fp16 --max_steps ten")  # fmt: skip
     words = Plan.objects.get().wizard["imported"]
@@ -173,7 +173,7 @@ def test_a_pasted_setting_stands_in_one_list(alice, host):
             places.setdefault(source, set()).add(name)
     places.pop("", None)
     assert {source: names for source, names in places.items() if len(names) > 1} == {}
-    assert words["unused"][0][0] == "trl/scripts/grpo.py"  # what changes the work stands first
+    assert words["unused"][0][0] == "trl/scripts/rloo.py"  # what changes the work stands first
     assert "Slipway plans supervised steps" in words["unused"][0][1]
 
 
