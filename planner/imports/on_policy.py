@@ -20,6 +20,14 @@ ENGINE_PINS = {
     "vllm_gpu_memory_utilization": "gpu_memory_utilization",
 }
 
+OF_COMPLETIONS = frozenset(
+    {
+        *WHOLE, *ENGINE_PINS, "beta", "generation_batch_size", "max_completion_length",
+        "max_prompt_length", "reward_funcs", "reward_model_name_or_path", "steps_per_generation",
+        "use_vllm", "vllm_enable_sleep_mode", "vllm_mode",
+    }
+)  # fmt: skip
+
 
 def add_completions(train: TrainDraft) -> None:
     """Record the completions of a trainer with TRL's names of settings, if it is GRPO's.

@@ -6,6 +6,7 @@ from typing import Any
 from planner.imports.documents import options_of
 from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
 from planner.imports.models import add_model
+from planner.imports.on_policy import OF_COMPLETIONS, add_completions
 from planner.imports.shell import ignore_rest, ignore_words, option_table, read_options
 from planner.imports.trainers import (
     HUGGING_FACE,
@@ -123,8 +124,31 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
             put_objective(draft, train.options.pop(key).source, method)
     add_preference_options(draft, train.options)
     _axolotl_devices(train)
+    _axolotl_completions(train)
     read_training(train)
     ignore_rest(draft, train.options, "axolotl")
+
+
+def _axolotl_completions(train: TrainDraft) -> None:
+    """Record the completions of GRPO, which Axolotl has under ``trl`` by TRL's names.
+
+    Source: axolotl-ai-cloud/axolotl, src/axolotl/utils/schemas/trl.py.
+    """
+    section = train.options.get("trl")
+    if train.draft.value("workload.objective") != "grpo":
+        return
+    own: Options = {}
+    if section is not None and isinstance(section.value, dict):
+        own = options_of(train.options.pop("trl").value, "trl.")
+    host = own.get("vllm_server_host")
+    if host is not None:
+        own["vllm_mode"] = replace(own.pop("vllm_server_host"), name="vllm_mode", value="server")
+    train.options |= {name: option for name, option in own.items() if name in OF_COMPLETIONS}
+    add_completions(train)
+    for name in [each for each in own if each not in OF_COMPLETIONS]:
+        train.draft.ignore(
+            own[name].source, "no effect on the plan: sampling, and the engine's own"
+        )
 
 
 def _axolotl_data(train: TrainDraft) -> None:

@@ -416,6 +416,14 @@ def test_grpo_states_its_completions_their_place_and_its_rewards():
     apart = read_paste(f"{line}--vllm_mode server")
     assert apart.request["workload"]["generator"] == "separate"
     assert any(each.startswith("workload.rollout_devices") for each in apart.missing)
+    axolotl = read_paste(
+        f"{AXOLOTL}rl: grpo\ntrl:\n  use_vllm: true\n  vllm_server_host: h\n"
+        "  num_generations: 4\n  max_completion_length: 128\n  temperature: 0.7\n"
+    )
+    work = axolotl.request["workload"]
+    assert (work["num_generations"], work["max_completion_length"]) == (4, 128)
+    assert work["generator"] == "separate"
+    assert any(each.source == "trl.temperature: 0.7" for each in axolotl.ignored)
     alone = read_paste(line.replace("--use_vllm ", "")).request["pins"]["rollout"]
     assert alone == {"engine": "transformers"}
 
