@@ -19,6 +19,9 @@ Generator = Literal["colocated", "separate"]
 Sleep = Literal["none", "generator", "both"]
 WIDTHS = ("bf16", "fp16", "fp8")  # in which the engines of completions load a policy
 
+ALL_GENERATE = "all devices generate in turn"
+ASLEEP = {"none": "", "generator": "generator sleeps", "both": "generator and trainer sleep"}
+
 
 class RolloutSpec(SparseSpec):
     """Where the completions of a policy in training are generated."""
@@ -58,6 +61,23 @@ class RolloutSpec(SparseSpec):
     def stated(self) -> JsonObject:
         """Return the fields that somebody has set; a search chooses the others."""
         return {name: value for name, value in self if name in self.model_fields_set}
+
+    @property
+    def words(self) -> str:
+        """Return in words where completions are generated, and what sleeps meanwhile.
+
+        >>> RolloutSpec(devices=16, tensor_parallel_size=2, engine="vllm").words
+        '16 devices generate (vllm, TP 2)'
+        >>> RolloutSpec(sleep="both", engine="sglang").words
+        'all devices generate in turn (sglang, generator and trainer sleep)'
+        """
+        who = (
+            f"{self.devices} device{'s' * (self.devices > 1)} generate{'s' * (self.devices == 1)}"
+        )
+        how = [self.engine or "", f"{self.weight_dtype} weights" if self.weight_dtype else ""]
+        how += [f"TP {self.tensor_parallel_size}"] if self.tensor_parallel_size > 1 else []
+        how += [ASLEEP[self.sleep]]
+        return f"{who if self.devices else ALL_GENERATE} ({', '.join(filter(None, how))})"
 
     @model_serializer(mode="wrap")
     def _drop_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:

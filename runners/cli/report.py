@@ -67,6 +67,8 @@ FIGURES = {
         ("step_seconds", "Time of a step"),
         ("duration_seconds", "Time of the run"),
         ("trained_tokens", "Trained tokens"),
+        ("rollout_idle_ratio", "Generating devices wait"),
+        ("trainer_idle_ratio", "Training devices wait"),
         ("mfu", "MFU"),
     ),
     "compress": (("duration_seconds", "Time"),),
@@ -259,6 +261,8 @@ def _layout_words(strategy: Strategy) -> Iterator[str]:
         yield f"micro-batch {strategy.micro_batch_size}" + (f" x {steps}" if steps > 1 else "")
     if strategy.activation_recomputation in {"selective", "full"}:
         yield f"{strategy.activation_recomputation} recomputation"
+    if strategy.rollout:
+        yield strategy.rollout.words
     if strategy.speculative:
         yield f"speculative decoding with {strategy.speculative.draft_model}"
     if strategy.offload:
@@ -473,8 +477,26 @@ def _assumptions(answer: PlanAnswer, assumed: Sequence[str]) -> Iterator[str]:
         name = device.name or device.id
         sources = f"slipway explain {answer.id} names the sources"
         yield f"the rates of {name} are {device.provenance}: {sources}"
+    if answer.request is not None:
+        yield from _completion_words(answer.request)
     yield from best.warnings
     yield from best.advice
+
+
+def _completion_words(request: PlanRequest) -> Iterator[str]:
+    """Yield what a training counts of completions that its model generates itself."""
+    work = request.workload
+    if not isinstance(work, TrainWorkload) or not work.generates:
+        return
+    for kind, longest, mean in (
+        ("completions", work.max_completion_length, work.mean_completion_length),
+        ("prompts", work.longest_prompt, work.mean_prompt_length),
+    ):
+        how = (
+            f"{mean:,} in the mean" if mean else f"all have the longest (mean_{kind[:-1]}_length)"
+        )
+        yield f"{kind} of up to {longest:,} tokens: {how}"
+    yield f"{work.num_generations} completions of each prompt (num_generations)"
 
 
 def _sources(answer: PlanAnswer) -> Iterator[str]:

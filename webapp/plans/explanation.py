@@ -150,8 +150,8 @@ PHASES = {
 TIMELINE = {
     "rollout": "Completions",
     "reward": "Rewards",
-    "swap": "Trainer to the host and back",
     "reward_model": "Reward model",
+    "swap": "Trainer to the host and back",
     "log_probs": "Log-probabilities",
     "update": "Updates",
     "weight_sync": "Weights to the generating engine",
@@ -361,6 +361,8 @@ def strategy_words(strategy: Strategy) -> str:
         parts.append(f"{strategy.gradient_accumulation_steps} accumulation steps")
     if strategy.activation_recomputation not in {None, "none"}:
         parts.append(f"{strategy.activation_recomputation} recomputation")
+    if strategy.rollout:
+        parts.append(strategy.rollout.words)
     return " · ".join(parts + _offload_words(strategy))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from planner.specs.estimate import PlanAnswer, PlannedStrategy
+from planner.specs.workload import Strategy
 from runners.plans.document import PlanDocument
 from runners.plans.pins import FIELD_TITLES
 from webapp.core.display import DASH, Figure, memory
@@ -13,6 +14,7 @@ from webapp.plans.explanation import dtype_words, strategy_words
 from webapp.plans.verdict import GOAL_FIGURES, Value, figure_values
 
 MOST = 4  # as of jobs
+ROLLOUT = "rollout: "  # before its fields
 
 
 class SideBySide(NamedTuple):
@@ -43,13 +45,22 @@ Cells = tuple[str, tuple[str, ...]]
 
 def _settings(plans: Sequence[PlannedStrategy]) -> list[Cells]:
     """Return the engine and the fields of the strategies that differ."""
-    stated = [plan.strategy.stated for plan in plans]
+    stated = [_flat(plan.strategy) for plan in plans]
     names = dict.fromkeys(name for each in stated for name in each)
     rows = [("Engine", tuple(engine_title(plan.engine) for plan in plans))]
     rows += [
         (_title(name), tuple(_setting(name, each.get(name)) for each in stated)) for name in names
     ]
     return [row for row in rows if len(set(row[1])) > 1]
+
+
+def _flat(strategy: Strategy) -> dict[str, Any]:
+    """Return the set fields of a strategy, those of its rollout by themselves."""
+    fields = dict(strategy.stated)
+    rollout = fields.pop("rollout", None)
+    if rollout is not None:
+        fields |= {f"{ROLLOUT}{name}": value for name, value in rollout.stated.items()}
+    return fields
 
 
 def _title(name: str) -> str:

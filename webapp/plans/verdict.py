@@ -453,6 +453,8 @@ GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("goodput_ratio", "Goodput", "share"),
         ("checkpoint_interval_seconds", "Checkpoint every", "seconds"),
         ("run_cost_usd", "Cost of the run", "usd"),
+        ("rollout_idle_ratio", "Generating devices wait", "share"),
+        ("trainer_idle_ratio", "Training devices wait", "share"),
         ("mfu", "Model FLOP utilisation", "share"),
         ("cost_usd_per_million_tokens", "Cost, all GPUs", "usd_per_million_tokens"),
     ),

@@ -37,7 +37,8 @@ from webapp.plans.explanation import (
     strategy_words,
     with_unit,
 )
-from webapp.plans.verdict import GOAL_FIGURES
+from webapp.plans.side_by_side import _settings
+from webapp.plans.verdict import GOAL_FIGURES, figure_values
 from webapp.wizard.drafts import serve_document
 
 # Runners-up, the frontier's drawing, who lost and why, and equations
@@ -424,6 +425,7 @@ def test_a_step_with_completions_of_its_own_is_a_timeline_that_adds_up_to_it():
         request = {
             "model": "meta-llama/Llama-3.1-8B",
             "cluster": NODE,
+            "engine": "nemo_rl",
             "workload": {**work, "staleness": int(bool(apart))},
             "strategy": {"rollout": {"sleep": "none" if apart else "both", **apart}},
         }
@@ -433,6 +435,30 @@ def test_a_step_with_completions_of_its_own_is_a_timeline_that_adds_up_to_it():
         own = [name for name in TIMELINE.values() if name in names]
         assert names == own + ending
         assert {"Completions", "Log-probabilities", "Updates"} < set(own)
+
+
+def test_where_completions_are_generated_is_said_in_words_and_compared_field_by_field():
+    work = {"kind": "train", "objective": "grpo", "sequence_length": 1024, "global_batch_size": 64}
+    asked = {"model": "meta-llama/Llama-3.1-8B", "cluster": NODE, "engine": "nemo_rl"}
+    plans = [
+        api.plan(
+            PlanRequest.model_validate(
+                {**asked, "workload": {**work, "generator": kind}, "top": 1, "objective": "cost"}
+            )
+        ).plans[0]
+        for kind in ("separate", "colocated")
+    ]
+    apart, together = (strategy_words(plan.strategy) for plan in plans)
+    count = plans[0].strategy.rollout.devices
+    assert f"{count} device" in apart
+    assert "all devices generate in turn" in together
+    rows = dict(_settings(plans))
+    assert rows["Rollout: devices"] == (str(count), "0")
+    assert not any("RolloutSpec" in cell for row in rows.values() for cell in row)
+    shares = {name for name, *_ in GOAL_FIGURES["finetune"]}
+    assert {"rollout_idle_ratio", "trainer_idle_ratio"} < shares
+    assert figure_values(plans[0], "trainer_idle_ratio")[0] > 0
+    assert figure_values(plans[1], "trainer_idle_ratio") is None
 
 
 def test_a_part_has_the_unit_and_the_decimals_of_its_total():
