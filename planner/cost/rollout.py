@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaincinv
 
 from planner.cost.quantity import Quantity, equation, maximum
 
@@ -56,6 +55,8 @@ def lengths_of(mean: float, most: float, variation: float | None) -> Lengths:
     >>> round(lengths_of(100.0, 400.0, None).mean), lengths_of(64.0, 64.0, None).tokens.max()
     (100, 64.0)
     """
+    from scipy.special import gammaincinv  # which other plans need not wait for
+
     if mean >= most:
         return Lengths(np.full(1, float(most)))
     spread = 1.0 if variation is None else variation
