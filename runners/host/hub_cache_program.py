@@ -16,7 +16,7 @@ from runners.hub.pruning import PruneRule, prune
 from runners.hub.settings import HubSettings, HubSettingsError, from_environment
 from runners.hub.store import StoredModel, delete, scan
 from runners.jobspec.base import CACHED_REPOSITORY
-from runners.launchers.model_uses import uses_of_jobs
+from runners.launchers.model_uses import uses_on_host
 from runners.shared.messages import MAX_CACHED
 
 MAX_MS = 2**53
@@ -29,21 +29,21 @@ def carried_out(order: dict[str, Any], host_dir: Path) -> dict[str, Any]:
     except HubSettingsError as error:
         return {"problems": [f"The cache of the Hub cannot be read: {error}."]}
     problems = list(_delete(settings, order.get("delete") or (), host_dir))
-    is_used = uses_of_jobs(host_dir / "attempts")
+    is_used = uses_on_host(host_dir / "attempts")
     prune(settings, PruneRule.of(order.get("rule")), is_used, host_dir=host_dir)
     models = [_document(each) for each in scan(settings) if _is_named(each)]
     return {"models": models[:MAX_CACHED], "problems": problems}
 
 
 def _delete(settings: HubSettings, keys: Iterable[str], host_dir: Path) -> Iterable[str]:
-    """Delete models, but none that a job uses; yield why one stays."""
-    is_used = uses_of_jobs(host_dir / "attempts")
+    """Delete models, but none that a job or a copy uses; yield why one stays."""
+    is_used = uses_on_host(host_dir / "attempts")
     for key in keys:
         repository, _, commit = key.partition("@")
         if not CACHED_REPOSITORY.fullmatch(repository):
             continue
         if is_used(repository):
-            yield f"{repository} was not deleted: a job on this host uses it."
+            yield f"{repository} was not deleted: a job or a copy on this host uses it."
             continue
         try:
             delete(settings, repository, commit)

@@ -6,6 +6,7 @@ digest verified before the file has its name, under the locks that downloads of 
 """
 
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,10 +22,13 @@ from runners.hub.listing import HubFile, Listing
 from runners.hub.selection import readable_files
 from runners.hub.settings import HubSettings, HubSettingsError, existing_folder, from_environment
 from runners.hub.store import has_blob, link_files, repository_folder, revision_of, snapshot_folder
+from runners.jobspec.base import LONGEST_REVISION, REVISION
 from runners.launchers import launch
+from runners.launchers.model_uses import COPIES_FILE
 from runners.shared.config import HostDir
 from runners.shared.messages import CopiedFile, CopyFile, CopyFiles, CopyOrder, CopyState
 from runners.shared.timing import scale_duration
+from runners.supervision import child
 
 PART_BYTES = 8 * 2**20
 IDLE_SECONDS = 3600.0  # without an order
@@ -48,6 +52,7 @@ class ModelCopies:
         self._client = client
         self._credential = credential
         self._orders: tuple[CopyOrder, ...] = ()
+        self._noted: list[str] | None = None  # what the file says; None: of an earlier process
         self._wrong: dict[tuple[str, int], int] = {}  # arrivals by copy and file
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -67,6 +72,10 @@ class ModelCopies:
         with self._lock:
             is_new = tuple(orders) != self._orders
             self._orders = tuple(orders)
+            copied = sorted({each.repository for each in orders})
+            if copied != self._noted:  # what is copied is neither pruned nor deleted meanwhile
+                child.write_json(self._host_dir.path / COPIES_FILE, {"copied": copied})
+                self._noted = copied
         return is_new
 
     def stop(self) -> None:
@@ -88,11 +97,8 @@ class ModelCopies:
 
     def _advance(self, order: CopyOrder) -> float:
         try:
-            (self._send if order.part == "send" else self._receive)(order)
+            self._carry_out(order)
         except DownloadStoppedError:
-            return WAIT_SECONDS
-        except (CopyError, HubSettingsError) as error:
-            self._client.end_copy(order.copy_id, str(error)[:1000])
             return WAIT_SECONDS
         except (ServerError, HubError, OSError) as error:
             if isinstance(error, RefusedError) and error.code == "copy_waits":
@@ -100,7 +106,18 @@ class ModelCopies:
             self._problem = f"The copy of {order.repository} waits: {error}"[:300]
             log.info("the copy of %s waits: %s", order.repository, error)
             return RETRY_SECONDS
+        except Exception as error:  # the other copies go on
+            self._problem = f"The copy of {order.repository} waits: {error!r}"[:300]
+            log.exception("the copy of %s waits", order.repository)
+            return RETRY_SECONDS
         return WAIT_SECONDS
+
+    def _carry_out(self, order: CopyOrder) -> None:
+        """Do this host's part in a copy, or end the copy with the reason why it cannot."""
+        try:
+            (self._send if order.part == "send" else self._receive)(order)
+        except (CopyError, HubSettingsError) as error:
+            self._client.end_copy(order.copy_id, str(error)[:1000])
 
     def _is_withdrawn(self, order: CopyOrder) -> bool:
         return self._stopped.is_set() or order not in self._orders
@@ -176,7 +193,10 @@ class ModelCopies:
             if has_blob(settings, listing, file):
                 if not known.is_there:
                     self._client.take_copied(order.copy_id, number, is_right=True)
-            elif known.received_bytes == known.size_bytes and not known.is_there:
+            elif known.is_there:  # it was, and is lost: the source sends it again
+                self._client.take_copied(order.copy_id, number, is_right=False)
+                return
+            elif known.received_bytes == known.size_bytes:
                 self._fetch(order, number, listing, settings)
             else:
                 return  # its turn has not come
@@ -241,8 +261,10 @@ def _announced(order: CopyOrder, folder: Path, settings: HubSettings) -> CopyFil
     files = readable_files(folder_listing(folder, order.repository, order.commit))
     if not files:
         raise CopyError(_gone(order))
+    revision = revision_of(order.repository, order.commit, settings)
+    is_named = len(revision) <= LONGEST_REVISION and re.fullmatch(REVISION, revision)
     return CopyFiles(
-        revision=revision_of(order.repository, order.commit, settings),
+        revision=revision if is_named else "",  # git allows names that jobs cannot state
         files=tuple(
             CopyFile(path=each.path, size_bytes=each.size, etag=each.etag) for each in files
         ),

@@ -20,7 +20,7 @@ from runners.hub.settings import cache_folder, existing_folder
 from runners.hub.store import cached_repositories
 from runners.jobspec import HubData, HubModel
 from runners.launchers import launch
-from runners.launchers.model_uses import uses_of_jobs
+from runners.launchers.model_uses import uses_on_host
 from runners.shared.log_text import last_line
 from runners.shared.messages import PreflightCheck, no, yes
 
@@ -112,7 +112,7 @@ def _ask(model: HubModel | HubData, host_dir: Path) -> dict[str, Any]:
     if isinstance(model, HubData):
         question |= {"host_dir": str(host_dir)}
     if rule.keep_bytes is not None:
-        is_used = uses_of_jobs(host_dir / "attempts")
+        is_used = uses_on_host(host_dir / "attempts")
         spared = [each for each in cached_repositories(cache_folder(env)) if is_used(each)]
         question |= {"rule": rule.document(), "spared": spared}
     try:

@@ -42,7 +42,7 @@ from runners.jobspec import DownloadedData, FolderModel, HubData, HubModel
 from runners.jobspec.references import hub_references, with_references
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
 from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
-from runners.launchers.model_uses import LINKS, uses_of_jobs
+from runners.launchers.model_uses import LINKS, uses_on_host
 from runners.shared.environment import kept_names
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
@@ -145,7 +145,7 @@ class Fetching:
             return
         cache = existing_folder(self._settings.cache)
         lacking = missing_bytes + self._settings.margin_bytes - shutil.disk_usage(cache).free
-        others = uses_of_jobs(self._attempt_dir.parent, but=self._attempt_dir)
+        others = uses_on_host(self._attempt_dir.parent, but=self._attempt_dir)
         own = {each.repository for each in self._own} | {listing.repository}
         for model in prune(
             self._settings,

@@ -17,7 +17,7 @@ from runners.hub.selection import needed_files
 from runners.hub.settings import HubSettings, from_environment
 from runners.hub.store import cache_bytes, scan
 from runners.launchers.attempts import AttemptFolder
-from runners.launchers.model_uses import uses_of_jobs
+from runners.launchers.model_uses import uses_on_host
 from runners.shared.config import HostDir
 from runners.shared.messages import CachedModel, CacheOrders
 from tests.hub.hub_server import Hub
@@ -130,7 +130,7 @@ def test_an_order_deletes_a_model_but_none_that_a_job_uses(host_dir, settings, b
     cache = HubCache(host_dir)
     assert cache.obey(CacheOrders(delete=both))
     assert reported(cache) == [TINY]
-    assert cache.problems == (f"{TINY} was not deleted: a job on this host uses it.",)
+    assert cache.problems == (f"{TINY} was not deleted: a job or a copy on this host uses it.",)
     (folder.path / "settled").touch()
     assert not cache.obey(CacheOrders(delete=both))  # nothing new, and still to be done
     assert reported(cache) == []
@@ -168,7 +168,7 @@ def test_a_rule_keeps_so_much_the_longest_unused_go_first(
 
 
 def test_room_is_made_before_a_download_for_the_rule_and_for_the_disk(host_dir, settings, both):
-    is_used = uses_of_jobs(host_dir.attempts)
+    is_used = uses_on_host(host_dir.attempts)
     rule, held = PruneRule(3 * MIB), cache_bytes(settings)
 
     def pruned(**more: int) -> list[str]:

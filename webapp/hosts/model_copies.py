@@ -5,14 +5,18 @@ verified it. So the site's disk needs room for some files, not for the model, an
 on where it stopped. Hosts need no connection to each other.
 """
 
+import fcntl
+import os
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 
 from planner.specs.units import GIB
 from runners.datasets.repositories import DATA_SETS
@@ -36,6 +40,7 @@ PIECE_BYTES = 1024**2
 MARGIN_BYTES = 4 * GIB  # of the site's disk, which files on their way leave free
 PARTIAL_SUFFIX = ".part"
 ROOM_SECONDS = 10.0  # until a source that found no room asks again
+ROOM_LIFETIME = timedelta(minutes=10)  # for which a file begun keeps the room of its rest
 LIFETIME = timedelta(days=7)  # of a copy that nothing moves
 LEAST_COMMIT = 7  # digits by which people name one
 
@@ -58,7 +63,11 @@ class Held(NamedTuple):
     @property
     def partial(self) -> Path:
         """The file while a part of it lacks."""
-        return self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+        return _partial(self.path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
 # What people begin and end
@@ -101,10 +110,13 @@ def copy_from_folder(
     """Begin to copy a person's files, or return the copy of the same files that is under way.
 
     Raises:
-        InvalidProblem: the host has no cache, or a file no path below its folder.
+        InvalidProblem: the host has no cache, a file no path below its folder, or the server's
+            disk no room for one.
         ConflictProblem: the host has the model, or another source sends it already.
     """
     _check_ends(host, None)
+    if words := _too_large(files):
+        raise InvalidProblem("files", words)
     return _begin(host, None, repository, commit, files, revision, by)
 
 
@@ -161,6 +173,19 @@ def _begin(
     return copy
 
 
+def _too_large(files: Iterable[CopyFile]) -> str:
+    """Return why the server's disk never holds the largest of some files, "" if it may."""
+    total = shutil.disk_usage(_copies_dir()).total
+    largest = max(files, key=lambda each: each.size_bytes, default=None)
+    if largest is None or largest.size_bytes <= total - MARGIN_BYTES:
+        return ""
+    return (
+        f"{largest.path} has {largest.size_bytes / GIB:.1f} GiB, and the server's disk for files "
+        f"on their way {total / GIB:.1f} in all, of which {MARGIN_BYTES / GIB:g} stay free. "
+        "Download the model on the host, or give the server's data folder a larger disk."
+    )
+
+
 def _documents(files: Sequence[CopyFile]) -> list[dict[str, object]]:
     known: set[str] = set()
     for each in files:
@@ -180,12 +205,38 @@ def copy_stop(*, copy: ModelCopy, by: str) -> ModelCopy:
 
 
 def copies_expire() -> int:
-    """Fail the copies that nothing has moved for a week, and delete their files."""
-    late = ModelCopy.objects.filter(
-        state=ModelCopy.State.ACTIVE, moved_at__lt=now() - LIFETIME
-    ).select_related("host")
-    words = f"Nothing moved for {LIFETIME.days} days. Copy the model again."
-    return len([_end(each, ModelCopy.State.FAILED, words, "system:copies") for each in late])
+    """End the copies that cannot go on, and delete what no copy needs; return their number.
+
+    They are those that nothing has moved for a week, and those of a retired host.
+    """
+    active = ModelCopy.objects.filter(state=ModelCopy.State.ACTIVE).select_related(
+        "host", "source"
+    )
+    ended = 0
+    for each in active:
+        retired = [
+            host.name
+            for host in (each.host, each.source)
+            if host and host.state == HostState.RETIRED
+        ]
+        words = f"{listed(retired)} was retired." if retired else ""
+        if not words and each.moved_at < now() - LIFETIME:
+            words = f"Nothing moved for {LIFETIME.days} days. Copy the model again."
+        if words:
+            _end(each, ModelCopy.State.FAILED, words, "system:copies")
+            ended += 1
+    _sweep()
+    return ended
+
+
+def _sweep() -> None:
+    """Delete the folders of copies that are not active; a copy's row is older than its folder."""
+    folders = [each for each in _copies_dir().iterdir() if each.is_dir()]
+    active = ModelCopy.objects.filter(state=ModelCopy.State.ACTIVE)
+    kept = set(active.values_list("pk", flat=True))
+    for folder in folders:
+        if folder.name not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(copy: ModelCopy, state: str, problem: str, by: str) -> ModelCopy:
@@ -236,8 +287,13 @@ def copy_of(host: Host, copy_id: str, *, sends: bool | None = None) -> ModelCopy
 
 
 def files_announce(*, copy: ModelCopy, files: Sequence[CopyFile], revision: str) -> ModelCopy:
-    """Store what a host sends; said again after a restart it changes nothing."""
+    """Store what a host sends; said again after a restart it changes nothing.
+
+    A copy with a file that the server's disk never holds is ended.
+    """
     documents = _documents(files)
+    if words := _too_large(files):
+        return _end(copy, ModelCopy.State.FAILED, words, "system:copies")
     rows = ModelCopy.objects.filter(pk=copy.pk, state=ModelCopy.State.ACTIVE, files=[])
     rows.update(files=documents, revision=revision, moved_at=now())
     copy.refresh_from_db()
@@ -262,6 +318,12 @@ def state_of(copy: ModelCopy) -> CopyState:
     )
 
 
+def _copies_dir() -> Path:
+    folder = Path(settings.COPIES_DIR)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _folder(copy: ModelCopy) -> Path:
     return Path(settings.COPIES_DIR) / copy.pk
 
@@ -274,9 +336,62 @@ def _held(copy: ModelCopy, number: int) -> Held:
 
 
 def _received(held: Held) -> int:
+    """Return the bytes of a file that are there; give a whole one its name.
+
+    A process that ended after the last byte, and before the name, has left that undone.
+    """
+    if _size(held.partial) == held.file.size_bytes:
+        with suppress(ConflictProblem), _locked(held) as handle:
+            _name_if_whole(held, handle)
     if held.path.is_file():
         return held.file.size_bytes
-    return held.partial.stat().st_size if held.partial.is_file() else 0
+    return _usable(_size(held.partial) or 0, held)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _usable(size: int, held: Held) -> int:
+    """Return how much of a partial file counts: none of one that is longer than the file."""
+    return size if size <= held.file.size_bytes else 0
+
+
+@contextmanager
+def _locked(held: Held) -> Iterator[int]:
+    """Open the partial file, which no other call writes meanwhile.
+
+    Raises:
+        ConflictProblem: the copy has ended, and its folder is gone.
+    """
+    while True:
+        try:
+            handle = os.open(held.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise ConflictProblem("copy_ended", f"The copy of {held.copy} has ended.") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                is_same = os.path.samestat(os.fstat(handle), held.partial.stat())
+            except FileNotFoundError:  # it got its name, or was deleted, before the lock came
+                is_same = False
+            if is_same:
+                yield handle
+                return
+        finally:
+            os.close(handle)
+
+
+def _name_if_whole(held: Held, handle: int) -> bool:
+    """Give the locked partial file its name if nothing of it lacks; return whether it has it."""
+    if held.path.is_file():
+        held.partial.unlink()
+    elif os.fstat(handle).st_size == held.file.size_bytes:
+        held.partial.replace(held.path)
+    return held.path.is_file()
 
 
 def part_write(*, copy: ModelCopy, number: int, offset: int, body: Readable) -> int:
@@ -299,10 +414,18 @@ def part_write(*, copy: ModelCopy, number: int, offset: int, body: Readable) -> 
         return have
     held.path.parent.mkdir(parents=True, exist_ok=True)
     _check_room(held, have)
-    have += _append(held, have, body)
+    with _locked(held) as handle:
+        if held.path.is_file():
+            held.partial.unlink()
+            return held.file.size_bytes
+        size = os.fstat(handle).st_size
+        if offset != (have := _usable(size, held)):  # another call was faster
+            return have
+        if size > have:
+            os.ftruncate(handle, have)
+        have += _append(held, handle, have, body)
+        _name_if_whole(held, handle)
     ModelCopy.objects.filter(pk=copy.pk).update(moved_at=now())
-    if have == held.file.size_bytes:
-        held.partial.replace(held.path)
     return have
 
 
@@ -314,30 +437,52 @@ def _check_active(copy: ModelCopy) -> None:
 
 
 def _check_room(held: Held, have: int) -> None:
-    free = shutil.disk_usage(held.path.parent).free
+    promised = _promised_bytes(held)
+    free = shutil.disk_usage(held.path.parent).free - promised
     needed = held.file.size_bytes - have + MARGIN_BYTES
     if free < needed:
+        others = f" besides {promised / GIB:.1f} for files that came before" if promised else ""
         raise BusyProblem(
             "copy_waits",
-            f"The server's disk has {free / GIB:.1f} GiB free, and {held.file.path} needs "
-            f"{needed / GIB:.1f} with {MARGIN_BYTES / GIB:g} that stay free: it is sent when "
-            f"{held.copy.host.name} has taken the files before it, or room was made.",
+            f"The server's disk has {max(0, free) / GIB:.1f} GiB free{others}, and "
+            f"{held.file.path} needs {needed / GIB:.1f} with {MARGIN_BYTES / GIB:g} that stay "
+            f"free: it is sent when {held.copy.host.name} has taken the files before it, or room "
+            "was made.",
             retry_after_seconds=ROOM_SECONDS,
         )
 
 
-def _append(held: Held, offset: int, body: Readable) -> int:
+def _promised_bytes(held: Held) -> int:
+    """Return what lacks of the files that copies begun earlier are sending.
+
+    The order is one for all copies, so that of two that lack room one goes on and no two wait for
+    each other. A copy that has stood still for a while keeps no room.
+    """
+    copy, found = held.copy, 0
+    earlier = ModelCopy.objects.filter(
+        Q(created_at__lt=copy.created_at) | Q(created_at=copy.created_at, pk__lt=copy.pk),
+        state=ModelCopy.State.ACTIVE,
+        moved_at__gt=now() - ROOM_LIFETIME,
+    )
+    for other in earlier.only("pk", "files"):
+        for number, document in enumerate(other.files):
+            size = _size(_partial(_folder(other) / str(number)))
+            found += 0 if size is None else max(0, document["size_bytes"] - size)
+    return found
+
+
+def _append(held: Held, handle: int, offset: int, body: Readable) -> int:
     limit, written = min(MAX_PART_BYTES, held.file.size_bytes - offset), 0
-    with held.partial.open("ab") as sink:
-        while piece := body.read(PIECE_BYTES):
-            written += len(piece)
-            if written > limit:
-                sink.truncate(offset)
-                raise TooLargeProblem(
-                    "part_too_large",
-                    f"The part is longer than {limit} bytes, the limit at byte {offset}.",
-                )
-            sink.write(piece)
+    while piece := memoryview(body.read(PIECE_BYTES)):
+        if written + len(piece) > limit:
+            os.ftruncate(handle, offset)
+            raise TooLargeProblem(
+                "part_too_large",
+                f"The part is longer than {limit} bytes, the limit at byte {offset}.",
+            )
+        while piece:
+            count = os.pwrite(handle, piece, offset + written)
+            piece, written = piece[count:], written + count
     return written
 
 
@@ -356,17 +501,18 @@ def file_at(copy: ModelCopy, path: str) -> Path:
 def file_take(*, copy: ModelCopy, number: int, is_right: bool) -> ModelCopy:
     """Record that the host has verified a file, and delete the site's own.
 
-    ``is_right``: its digest is; otherwise the source sends it again.
+    ``is_right``: its digest is; otherwise, or where the host has lost the file since, the source
+    sends it again.
 
     Raises:
         NotFoundProblem: the copy has no file of this number.
     """
     held = _held(copy, number)
-    if is_right:
-        with transaction.atomic():
-            row = ModelCopy.objects.select_for_update().get(pk=copy.pk)
-            row.there = sorted({*row.there, number})
-            row.moved_at = now()
+    with transaction.atomic():
+        row = ModelCopy.objects.select_for_update().get(pk=copy.pk)
+        there = {*row.there, number} if is_right else {*row.there} - {number}
+        if is_right or number in row.there:
+            row.there, row.moved_at = sorted(there), now()
             row.save(update_fields=["there", "moved_at"])
     for path in (held.path, held.partial):
         path.unlink(missing_ok=True)

@@ -133,7 +133,7 @@ def all_duties() -> list[Duty]:
         Duty("redis users", 30.0, epoch.keep, UPKEEP),
         Duty("redis scripts", 5.0, epoch.load_scripts),
         Duty("tokens", 600.0, expire_tokens),
-        Duty("copies of models", 600.0, copies_expire, UPKEEP),
+        Duty("copies of models", 60.0, copies_expire, UPKEEP),
         Duty("audit chain", 5.0, events_seal, UPKEEP),
         Duty("login tries", 600.0, tries_forget_old, UPKEEP),
         Duty("ended sessions", 3600.0, sessions_forget_ended, UPKEEP),

@@ -1,6 +1,7 @@
 """Copies of models over the site: hosts' own code at both ends, over real sockets, and faults."""
 
 import asyncio
+import io
 import os
 import queue
 import shutil
@@ -23,6 +24,7 @@ from runners.hub.repository import RepositoryName
 from runners.hub.selection import needed_files
 from runners.hub.settings import from_environment
 from runners.hub.store import resolve_offline, scan
+from runners.launchers.model_uses import uses_on_host
 from runners.shared.config import HostDir
 from runners.shared.messages import CachedModel, CacheReport, CopyFile
 from tests.hub.fixtures import FILES
@@ -32,9 +34,15 @@ from webapp.accounts.tokens import token_make
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem
+from webapp.core.problems import (
+    BusyProblem,
+    ConflictProblem,
+    InvalidProblem,
+    NotFoundProblem,
+    TooLargeProblem,
+)
 from webapp.hosts import model_copies
-from webapp.hosts.models import HostModel, ModelCopy
+from webapp.hosts.models import Host, HostModel, HostState, ModelCopy
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 TINY, GIB = "acme/tiny", 2**30
@@ -315,6 +323,142 @@ def test_a_withdrawn_order_ends_both_and_old_copies_expire(ends, settings):
     assert model_copies.copies_expire() == 1
     again.refresh_from_db()
     assert (again.state, "7 days" in again.problem) == ("failed", True)
+
+
+def pushed(host, *sizes: int, name: str = "acme/x", commit: str = A) -> ModelCopy:
+    files = [CopyFile(path=f"f{at}", size_bytes=size, etag=A) for at, size in enumerate(sizes)]
+    return model_copies.copy_from_folder(
+        host=host, repository=name, commit=commit, revision="", files=files, by="olga"
+    )
+
+
+def part(copy: ModelCopy, offset: int, data: bytes, number: int = 0) -> int:
+    body = io.BytesIO(data)
+    return model_copies.part_write(copy=copy, number=number, offset=offset, body=body)
+
+
+def test_a_process_that_ends_before_the_name_of_a_file_wedges_no_copy(site, host, monkeypatch):
+    copy = pushed(host, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            part(copy, 0, b"abcdef")
+    with pytest.raises(NotFoundProblem):
+        model_copies.file_at(copy, "f0")
+    assert model_copies.state_of(copy).files[0].received_bytes == 6
+    assert model_copies.file_at(copy, "f0").read_bytes() == b"abcdef"
+
+
+def test_parts_that_come_at_once_or_too_long_damage_no_file(site, host):
+    copy = pushed(host, 6)
+
+    class Slow(io.BytesIO):  # while its body comes, another call sends the same part
+        def read(self, size=-1):
+            if not others:
+                others.append(threading.Thread(target=lambda: ends.append(written())))
+                others[0].start()
+                others[0].join(0.2)  # it waits for this one
+            return super().read(size)
+
+    def written() -> int:
+        try:
+            with model_copies._locked(held) as handle:
+                return os.fstat(handle).st_size
+        except BaseException as error:
+            return error
+
+    held, others, ends = model_copies._held(copy, 0), [], []
+    assert model_copies.part_write(copy=copy, number=0, offset=0, body=Slow(b"abc")) == 3
+    others[0].join(WAIT)
+    assert ends == [3]
+    assert part(copy, 0, b"xyz") == 3  # what another call has written stays
+    held.partial.write_bytes(b"longer than it")
+    assert model_copies.state_of(copy).files[0].received_bytes == 0
+    assert part(copy, 0, b"abc") == 3
+    with pytest.raises(TooLargeProblem):
+        part(copy, 3, b"defg")
+    assert part(copy, 3, b"def") == 6
+    assert model_copies.file_at(copy, "f0").read_bytes() == b"abcdef"
+
+
+def test_of_two_copies_that_lack_room_the_earlier_goes_on(site, host, settings, monkeypatch):
+    first, second = pushed(host, 10), pushed(host, 10, name="acme/y")
+    for free, copy, is_begun in (
+        (30, second, True), (29, first, True), (15, second, False), (15, first, True),
+    ):  # fmt: skip
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(model_copies.shutil, "disk_usage", lambda _, usage=usage: usage)
+        offset = model_copies.state_of(copy).files[0].received_bytes
+        if is_begun:
+            assert part(copy, offset, b"x") == offset + 1
+        else:
+            with pytest.raises(BusyProblem, match="for files that came before"):
+                part(copy, offset, b"x")
+    ModelCopy.objects.filter(pk=first.pk).update(moved_at=now() - timedelta(hours=1))
+    assert part(second, 1, b"x") == 2  # who stands still keeps no room
+    usage = shutil.disk_usage("/")._replace(total=2**34)
+    monkeypatch.setattr(model_copies.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(InvalidProblem, match=r"f0 has 17.0 GiB, and the server's disk .* 16.0 in"):
+        pushed(host, 17 * GIB, name="acme/z")
+    announced = ModelCopy.objects.create(host=host, repository="acme/w", commit=A)
+    big = [CopyFile(path="f", size_bytes=17 * GIB, etag=A)]
+    model_copies.files_announce(copy=announced, files=big, revision="")
+    assert (announced.state, "16.0 in all" in announced.problem) == ("failed", True)
+
+
+def test_what_no_copy_needs_is_deleted_and_a_retired_host_ends_its_copies(site, host, settings):
+    copy = pushed(host, 6)
+    part(copy, 0, b"abc")
+    left = Path(settings.COPIES_DIR) / "of-no-row"
+    left.mkdir()
+    assert model_copies.copies_expire() == 0
+    assert [each.name for each in Path(settings.COPIES_DIR).iterdir()] == [copy.pk]
+    Host.objects.filter(pk=host.pk).update(state=HostState.RETIRED)
+    assert model_copies.copies_expire() == 1
+    copy.refresh_from_db()
+    assert (copy.state, copy.problem) == ("failed", f"{host.name} was retired.")
+    assert not list(Path(settings.COPIES_DIR).iterdir())
+
+
+def test_a_file_that_the_host_lost_after_it_took_it_comes_again(ends, monkeypatch):
+    source, target = ends
+    copy = begin(ends)
+    source.step()
+    link = host_side.link_files
+    monkeypatch.setattr(host_side, "link_files", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    target.step()
+    monkeypatch.setattr(host_side, "link_files", link)
+    blob = max(target.settings.cache.rglob("blobs/*"), key=lambda each: each.stat().st_size)
+    blob.unlink()
+    for machine in (target, source, target):
+        machine.step()
+    copy.refresh_from_db()
+    assert copy.state == "done"
+    assert files_in(target) == files_in(source)
+
+
+def test_one_bad_order_stops_no_other_copy_and_no_copied_model_is_deleted(ends, monkeypatch):
+    source, _ = ends
+    begin(ends)
+    refs = source.settings.repository_folder(TINY) / "refs"
+    (refs / "main").rename(refs / "release@1")
+    orders = host_beat(host=source.host, beat=make_beat()).copies
+    bad = orders[0].model_copy(update={"copy_id": "bad"})
+    carry_out = ModelCopies._carry_out
+    monkeypatch.setattr(
+        ModelCopies, "_carry_out",
+        lambda self, order: 1 / 0 if order.copy_id == "bad" else carry_out(self, order),
+    )  # fmt: skip
+    source.copies.obey((bad, *orders))
+    is_used = uses_on_host(source.copies._host_dir.attempts)
+    assert (is_used(TINY), is_used("acme/other")) == (True, False)
+    monkeypatch.setenv("HF_HOME", str(source.home))
+    source.site.run(source.copies.step)
+    assert "division by zero" in source.copies.problems[0]
+    copy = ModelCopy.objects.get()
+    assert (copy.revision, len(copy.files)) == ("", len(FILES))
+    source.copies.obey(())
+    assert not is_used(TINY)
 
 
 def test_what_cannot_be_copied_is_refused_in_words(ends, host):
