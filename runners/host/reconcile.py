@@ -390,7 +390,12 @@ class Reconciler:
             launch.refuse_missing(request.spec.secrets, values)
             launch.refuse_unlisted_tracker(request.spec, self.config.tracker_urls)
             self._check_disk()
-            spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
+            spec = launch.confine(
+                request.spec,
+                self._model_roots(),
+                self.host_dir.attempts,
+                (self.host_dir.rewards, *self.config.reward_roots),
+            )
             argv, env = self.launcher.command(
                 request, spec, self._render(spec, folder.path), folder.path
             )
@@ -426,6 +431,7 @@ class Reconciler:
                 len(self.running()) + 1,
                 self.config.model_roots,
                 request.devices,
+                self.config.reward_roots,
             )
             | env,
             "max_duration_seconds": request.max_duration_seconds,

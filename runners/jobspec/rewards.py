@@ -20,7 +20,8 @@ _FUNCTION = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")
 class RewardFunction(BaseModel):
     """A function that scores completions: a built-in one, or of a Python file on the host.
 
-    ``path`` lies below the host's model folders; empty: built in. The function is called as TRL
+    ``path`` lies below the host's folder ``rewards``, or another that its operator names; empty:
+    built in. The function is called as TRL
     calls its own: with ``prompts``, ``completions``, ``completion_ids`` and the records' columns
     by name, each a list with an entry per completion, and returns a number for each, or None where
     it has nothing to say. ``weight`` multiplies it in the sum.

@@ -337,6 +337,7 @@ def render_env(
     running_jobs: int,
     model_roots: Sequence[Path] = (),
     devices: Sequence[RunDevice] = (),
+    reward_roots: Sequence[Path] = (),
 ) -> dict[str, str]:
     """Return a job's environment: the passed variables, its devices' and our own, no others.
 
@@ -351,6 +352,7 @@ def render_env(
         "PYTHONUNBUFFERED": "1",
         "SLIPWAY_HOST_DIR": str(host_dir),
         "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
+        "SLIPWAY_REWARD_ROOTS": os.pathsep.join(map(str, reward_roots)),
     }
 
 
@@ -382,8 +384,12 @@ def gang_command(
         raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, str(error)) from None
 
 
-def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec:
+def confine(
+    spec: JobSpec, roots: Sequence[Path], attempts_dir: Path, reward_roots: Sequence[Path] = ()
+) -> JobSpec:
     """Return the spec with its paths resolved and checked to be below a root.
+
+    Files of reward functions are code: they lie below roots of their own, which no job writes.
 
     Raises:
         LaunchRefusedError: a path is outside of every root, or does not exist.
@@ -395,7 +401,7 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     if isinstance(spec, TrainSpec):
         updates["data"] = _confine_data(spec.data, roots)
         updates["reward_functions"] = tuple(
-            each.model_copy(update={"path": str(_path_below(each.path, roots))})
+            each.model_copy(update={"path": str(_path_below(each.path, reward_roots, REWARDS))})
             if each.path
             else each
             for each in spec.reward_functions
@@ -477,20 +483,29 @@ def _resolve_below(text: str, roots: Sequence[Path], what: str = "model folder")
     return path
 
 
-def _path_below(text: str, roots: Sequence[Path]) -> Path:
+class _Roots(NamedTuple):
+    what: str
+    option: str  # of config.json
+
+
+MODELS = _Roots("model", "model_roots")
+REWARDS = _Roots("reward", "reward_roots")
+
+
+def _path_below(text: str, roots: Sequence[Path], kind: _Roots = MODELS) -> Path:
     if "\0" in text or not roots:
         raise LaunchRefusedError(
             Reason.PREFLIGHT_FAILED,
-            f"path {text!r} is not usable: it has a null character, or this host has no folder "
-            'for models; name one under "model_roots" in config.json',
+            f"path {text!r} is not usable: it has a null character, or this host has no "
+            f'{kind.what} folders; name one under "{kind.option}" in config.json',
         )
     path = (roots[0] / text).resolve()
     if not any(path.is_relative_to(root.resolve()) for root in roots):
         listed = ", ".join(str(root) for root in roots)
         raise LaunchRefusedError(
             Reason.PREFLIGHT_FAILED,
-            f"path {text!r} is outside of this host's model folders ({listed}); "
-            'move it there, or add its folder to "model_roots" in config.json',
+            f"path {text!r} is outside of this host's {kind.what} folders ({listed}); "
+            f'move it there, or add its folder to "{kind.option}" in config.json',
         )
     return path
 

@@ -556,7 +556,7 @@ class FinetuneWork(PretrainWork):
     reward_function: str = field(
         "",
         "Reward functions",
-        f"One a line: {', '.join(BUILT_IN)}, or FILE.py:FUNCTION below the host's model folder; "
+        f"One a line: {', '.join(BUILT_IN)}, or FILE.py:FUNCTION in the host's folder rewards; "
         "a weight may follow. Called as TRL calls its own",
         only_for={"objective": GRPO},
         has_lines=True,

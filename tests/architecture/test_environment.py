@@ -58,6 +58,7 @@ EXCEPTIONS = {
         "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR", "WANDB_API_KEY", "asked.pop('secrets')",
     },
     "runners/jobs/train/trl/rewards.py": {"name"},
+    "runners/jobs/train/trl/policy.py": {"REWARD_ROOTS_VARIABLE"},
     "runners/jobs/ranks.py": {"TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE"},
     "runners/jobs/serve/sglang/server.py": {"KEY"},
     "runners/jobs/serve/llamacpp/arguments.py": {"name"},  # which it takes away
@@ -73,7 +74,7 @@ EXCEPTIONS = {
 INTERNAL = {
     "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
     "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS", "SLIPWAY_GANG",
-    "SLIPWAY_SECRETS_DIR", "SLIPWAY_TRACKER_VARIABLES",
+    "SLIPWAY_SECRETS_DIR", "SLIPWAY_TRACKER_VARIABLES", "SLIPWAY_REWARD_ROOTS",
 }  # fmt: skip
 OF_HOSTS = {"SLIPWAY_REDIS_CA", "SLIPWAY_POWERCAP_DIR"}
 OF_USERS = {"SLIPWAY_SERVER", "SLIPWAY_TOKEN", "SLIPWAY_BENCH_KEY"}

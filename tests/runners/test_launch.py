@@ -33,6 +33,7 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import sources_of
 from runners.jobspec.kinds import KINDS
+from runners.jobspec.rewards import parse_rewards
 from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.launch import LaunchRefusedError, confine, render_argv, render_env
@@ -139,6 +140,22 @@ def test_prompts_and_the_original_of_an_evaluation_lie_below_a_root_too(roots):
     spec = EvaluateSpec(model=DemoModel(), original=FolderModel(path="../elsewhere/llama"))
     with pytest.raises(LaunchRefusedError, match="is outside of"):
         confine(spec, roots, roots[0].parent / "attempts")
+
+
+def test_reward_functions_are_files_of_their_own_folders_and_of_no_models_or_jobs(roots):
+    def training(path):
+        return TrainSpec(
+            engine="trl", objective="grpo", model=FolderModel(path="llama"), sequence_length=512,
+            data=FileData(path="a.jsonl"), micro_batch_size=8,
+            reward_functions=parse_rewards(f"exact_match\n{path}"),
+        )  # fmt: skip
+
+    attempts, rewards = roots[0].parent / "attempts", roots[0].parent / "rewards"
+    found = confine(training("style.py:f 0.5"), roots, attempts, (rewards,))
+    assert [each.path for each in found.reward_functions] == ["", str(rewards / "style.py")]
+    for path in (roots[0] / "x.py", attempts / "a1/output/model/x.py", "/etc/x.py"):
+        with pytest.raises(LaunchRefusedError, match=r'reward folders .*"reward_roots" in config'):
+            confine(training(path), roots, attempts, (rewards,))
 
 
 def test_a_path_with_a_null_byte_is_refused(roots):

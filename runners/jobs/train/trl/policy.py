@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState, TrainingArguments
 
-from runners.jobs.model_files import model_roots, open_file
+from runners.jobs.model_files import open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.train.text_samples import SampleReport, TextSample
 from runners.jobs.train.trl.data import TrainingRecords
@@ -21,6 +21,7 @@ from runners.jobs.train.trl.rewards import RewardProcess, ScoredBatch
 from runners.jobspec import TrainSpec
 from runners.jobspec.rewards import RewardFunction
 
+REWARD_ROOTS_VARIABLE = "SLIPWAY_REWARD_ROOTS"
 SHOWN_ANSWERS = 4  # of a step
 FINAL_STEPS = 10  # whose mean reward is the result's
 
@@ -100,12 +101,12 @@ def reward_files(job: Job, spec: TrainSpec) -> dict[str, str]:
     """Return the SHA-256 of each file of reward functions, by its name.
 
     Raises:
-        MissingModelError: a file is not on this host, or not below a model folder.
+        MissingModelError: a file is not on this host, or not below a folder of rewards.
     """
     digests = {}
     for path in dict.fromkeys(each.path for each in spec.reward_functions if each.path):
         try:
-            handle = open_file(_resolved(job, path), model_roots(job.host_dir))
+            handle = open_file(_resolved(job, path), reward_roots(job.host_dir))
         except MissingModelError as error:
             raise MissingModelError(f"the file of reward functions: {error}") from None
         with os.fdopen(handle, "rb") as file:
@@ -114,8 +115,16 @@ def reward_files(job: Job, spec: TrainSpec) -> dict[str, str]:
     return digests
 
 
+def reward_roots(host_dir: Path) -> list[Path]:
+    """Return the folders of files of reward functions, the host's own first."""
+    configured = os.environ.get(REWARD_ROOTS_VARIABLE, "").split(os.pathsep)
+    return [
+        path.resolve() for path in (host_dir / "rewards", *map(Path, filter(None, configured)))
+    ]
+
+
 def _resolved(job: Job, path: str) -> Path:
-    return (model_roots(job.host_dir)[0] / path).resolve()
+    return (reward_roots(job.host_dir)[0] / path).resolve()
 
 
 def reward_process(job: Job, spec: TrainSpec) -> RewardProcess:

@@ -104,7 +104,8 @@ def model(host):
     for name in OBJECTIVES:
         lines = "".join(f"{json.dumps(each)}\n" for each in records(name))
         (folder.parent / f"{name}.jsonl").write_text(lines)
-    (folder.parent / "rewards.py").write_text(REWARDS)
+    (host.path / "rewards").mkdir(exist_ok=True)
+    (host.path / "rewards" / "mine.py").write_text(REWARDS)
     return FolderModel(path="tiny-llama")
 
 
@@ -172,7 +173,7 @@ GRPO = {
     "num_generations": 8,
     "max_completion_length": 12,
     "learning_rate": 1e-2,
-    "reward_functions": ({"path": "rewards.py", "function": "even"},),
+    "reward_functions": ({"path": "mine.py", "function": "even"},),
     "text_samples": {"every_steps": 10},
 }
 METRICS = {
@@ -214,7 +215,7 @@ def of_trl(host, python: Path, objective: str) -> list[float]:
     return of_trl_itself(
         host, python, objective, batch=GRPO["micro_batch_size"],
         learning_rate=GRPO["learning_rate"], lengths=lengths,
-        rewards=str(host.path / "models" / "rewards.py"),
+        rewards=str(host.path / "rewards" / "mine.py"),
     )  # fmt: skip
 
 
@@ -251,7 +252,7 @@ def test_rewards_rise_and_answers_are_shown_and_a_wrong_function_ends_the_job(ho
     shown = [body["facts"] for body in job.bodies("artefact") if body["name"] == "samples"][-1]
     assert sorted({each["step"] for each in shown["samples"]}) == [1, 10, 20, 30]
     assert all(each["note"].startswith("reward 0.") for each in shown["samples"][:4])
-    wrong = host.path / "models" / "wrong.py"
+    wrong = host.path / "rewards" / "wrong.py"
     wrong.write_text("def even(completions, **_): return [1.0]\n")
     spec = training(model, "grpo", reward_functions=({"path": "wrong.py", "function": "even"},))
     ended = host.run("trl-wrong-rewards", spec)
