@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if config is None:
         sys.exit(f"{folder}/config.json names no cluster")
     signal.signal(signal.SIGTERM, _on_sigterm)
-    api, name = Api(config), f"slipway-run-{secrets.token_hex(5)}"
+    api, name = Api(config), f"slipway-run-{secrets.token_hex(16)}"
     output = host_dir.path / f".{name}.out"
     words = ["/bin/sh", "-c", f"exec {shlex.join(command)} > {shlex.quote(str(output))}"]
     user = (os.getuid(), os.getgid())

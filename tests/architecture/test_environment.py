@@ -41,7 +41,7 @@ EXCEPTIONS = {
     "runners/jobs/prove/recorder.py": {"KERNEL_CACHE"},
     "runners/launchers/launch.py": {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "name"},
     "runners/supervision/child.py": {"CXX"},
-    "runners/host/bench.py": {"SLURM_CONF"},
+    "runners/host/bench.py": {"name", "SLURM_CONF"},
     # What a process of ours sets for the one that it starts, and torchrun for a rank.
     "runners/host/app.py": {"HOST_DIR_VARIABLE", "AGENT_VARIABLE"},
     "runners/host/tasks.py": {"HOST_DIR_VARIABLE"},
@@ -65,6 +65,9 @@ EXCEPTIONS = {
     # Lists of names that a child of another kind is given.
     "runners/datasets/parquet_process.py": {"name"},
     "runners/environments/builder.py": {"name"},
+    "runners/jobs/publish.py": {"HF_TOKEN"},
+    "runners/launchers/kubernetes_api.py": {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"},
+    "runners/launchers/kubernetes_nodes.py": {"ADDRESS", "INDEX", "OMP_NUM_THREADS"},
     "runners/launchers/slurm_commands.py": {"name"},
     "runners/launchers/slurm_nodes.py": {"SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NODEID"},
     "runners/supervision/supervisor.py": {"name"},
@@ -75,6 +78,7 @@ INTERNAL = {
     "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
     "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS", "SLIPWAY_GANG",
     "SLIPWAY_SECRETS_DIR", "SLIPWAY_TRACKER_VARIABLES", "SLIPWAY_REWARD_ROOTS",
+    "SLIPWAY_POD_IP",
 }  # fmt: skip
 OF_HOSTS = {"SLIPWAY_REDIS_CA", "SLIPWAY_POWERCAP_DIR"}
 OF_USERS = {"SLIPWAY_SERVER", "SLIPWAY_TOKEN", "SLIPWAY_BENCH_KEY"}

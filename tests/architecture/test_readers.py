@@ -126,6 +126,8 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
         f"{SHIPPED}; json is a word of a launch, as its engine reads it",
         {"json.loads", "read_text", "tomllib.loads"},
     ),
+    "runners/launchers/kubernetes_api.py": ("the API server's replies", {"json.loads"}),
+    "runners/launchers/kubernetes_run.py": ("what its own pod printed", {"read_text"}),
     "runners/launchers/model_uses.py": (OWN, {"read_text"}),
     "runners/prove/*": (SHIPPED, {"read_text"}),
     "runners/shared/load_generator.py": (MESSAGE, {"json.loads"}),
