@@ -34,6 +34,7 @@ from planner.workload.layouts import (
     rules_mask,
     training_rules,
 )
+from planner.workload.on_policy import shared_held_memory
 from planner.workload.option_rules import option_rules
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
@@ -361,7 +362,10 @@ class TrainingSpace:
         held: Flags = np.ones((), dtype=np.bool_)
         if not setting.strategy.offload or self.question.request.pins.offload:
             return held
-        memory = held_memory(setting, self.workload, NullLedger())
+        if self.workload.generates:
+            memory = shared_held_memory(setting, self.workload)
+        else:
+            memory = held_memory(setting, self.workload, NullLedger())
         for needed, per_node in (
             (memory.host_bytes, cluster.host_memory_bytes),
             (memory.disk_bytes, cluster.disk_capacity_bytes),

@@ -324,7 +324,7 @@ def on_policy_memory(
 def on_policy_fits(setting: Setting, workload: TrainWorkload) -> Flag:
     """Return whether all phases of a step fit into memory."""
     made = generation(setting, workload, NullLedger())
-    held = held_memory(setting, workload, NullLedger())
+    held = shared_held_memory(setting, workload)
     return _fits(setting, on_policy_memory(setting, workload, held, made), made)
 
 
@@ -390,9 +390,14 @@ class _Training(NamedTuple):
 
 def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Training:
     """Return the costs of training, which strategies of a search share whose rollouts differ."""
+    is_shared = not ledger.records and workload is setting.workload
 
     def cost() -> _Training:
-        held = held_memory(setting, workload, ledger)
+        held = (
+            shared_held_memory(setting, workload)
+            if is_shared
+            else held_memory(setting, workload, ledger)
+        )
         filled_setting, filled = as_trained_rows(setting, workload)
         scored_by = reward_setting(filled_setting, workload)
         scored = rewarded = dict.fromkeys(CLASSES, 0.0)
@@ -403,11 +408,18 @@ def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Tra
             rewarded = forward_seconds(scored_by, filled, ledger, Forwards(1, "Reward model"))
         return _Training(held, at_pace(filled_setting, filled, ledger, held), scored, rewarded)
 
-    if ledger.records or workload is not setting.workload:
+    if not is_shared:
         return cost()
     alone = setting.strategy.model_copy(update={"rollout": None})
     own = rollout_of(setting).engine == OWN_ENGINE
     return setting.shared_cost(("training", id(setting.layout), alone, own), cost)
+
+
+def shared_held_memory(setting: Setting, workload: TrainWorkload) -> MemoryUse:
+    """Return the trainer's memory, which strategies of a search share whose rollouts differ."""
+    alone = setting.strategy.model_copy(update={"rollout": None})
+    key = ("held", id(setting.layout), alone)
+    return setting.shared_cost(key, lambda: held_memory(setting, workload, NullLedger()))
 
 
 def scoring_forwards(setting: Setting, workload: TrainWorkload) -> Forwards:
