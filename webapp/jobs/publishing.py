@@ -25,6 +25,7 @@ from webapp.modelhub.models import TeamModel
 
 ASK_SECONDS = 5.0
 LONGEST_CHAIN = 20  # jobs from a model back to what it began with
+USUAL_ARTEFACT = "model"
 USUAL_OBJECTIVE = "next_token"
 NO_BASE = "a model without a repository"
 NOT_OF_A_JOB = (
@@ -62,7 +63,9 @@ def model_publish(
         )
     _check_token(model.team, named.repository)
     spec = PublishSpec(
-        model=ArtefactModel(attempt_id=model.attempt_id, name=model.artefact_name or "model"),
+        model=ArtefactModel(
+            attempt_id=model.attempt_id, name=model.artefact_name or USUAL_ARTEFACT
+        ),
         repository=named.repository,
         revision=revision or named.revision,
         is_private=is_private,
@@ -84,6 +87,10 @@ def model_publish(
 def may_publish(model: TeamModel) -> bool:
     """Return whether a model has files on a host, made by a job of the team."""
     return model.source == "job" and model.host_id is not None and _maker_of(model) is not None
+
+
+def _artefact_of(model: TeamModel) -> str:
+    return model.artefact_name or USUAL_ARTEFACT
 
 
 def _maker_of(model: TeamModel) -> Job | None:
@@ -119,7 +126,7 @@ def _check_token(team: Team, repository: str) -> None:
 
 def card_of(model: TeamModel, maker: Job) -> str:
     """Return a model's card: its base model, data and method, and every measured figure."""
-    jobs = [maker, *_evaluations(model)]
+    jobs = [*([maker] if maker.deleted_at is None else []), *_evaluations(model)]
     specs = _chain(maker)
     base = _base_of(specs[-1])
     data = list(dict.fromkeys(each for spec in specs for each in _data_sets(spec)))
@@ -160,13 +167,18 @@ def _rows(job: Job) -> Iterator[str]:
 
 
 def _evaluations(model: TeamModel) -> list[Job]:
-    """Return the evaluations of a model that succeeded, the oldest first."""
+    """Return the evaluations of a model that succeeded, the oldest first.
+
+    An attempt may have made several models, and a deleted job says nothing any more.
+    """
     return list(
         Job.objects.filter(
             team=model.team,
             kind="evaluate",
             state=JobState.SUCCEEDED,
+            deleted_at=None,
             spec__model__attempt_id=model.attempt_id,
+            spec__model__name=_artefact_of(model),
         )
         .select_related("current_attempt__host")
         .order_by("created_at")

@@ -77,6 +77,20 @@ def test_a_push_is_a_job_on_the_models_host_with_the_token_and_a_card(model, ali
     assert "hf_write" not in json.dumps(job.spec)
 
 
+def test_the_card_has_no_figure_of_another_model_and_none_of_a_deleted_job(
+    model, team, alice, host
+):
+    other = EvaluateSpec(model=ArtefactModel(attempt_id=model.attempt_id, name="adapter"))
+    same = EvaluateSpec(model=ArtefactModel(attempt_id=model.attempt_id))
+    figures = {"measured": {"perplexity": 9.75}, "notes": {}}
+    ended(team, alice, host, other, result=figures)
+    ended(team, alice, host, same, result=figures, deleted_at=now())
+    maker = Job.objects.get(pk=model.facts["job"])
+    card = card_of(model, maker)
+    assert "4.25" in card
+    assert "9.75" not in card
+
+
 def test_a_teams_own_files_are_not_named_in_the_card(model):
     tuned = Job.objects.get(kind="train")
     tuned.spec |= {"data": {"source": "upload", "dataset_id": "x", "name": "salaries.csv"}}
