@@ -5,6 +5,7 @@ ones. Each job has a row of its own, a part, that waits, runs and ends.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import structlog
@@ -24,7 +25,7 @@ from webapp.core.problems import (
     NotFoundProblem,
     UnavailableProblem,
 )
-from webapp.jobs.models import FINAL_STATES, Job
+from webapp.jobs.models import FINAL_STATES, Job, JobState
 from webapp.jobs.services import job_stop
 from webapp.plans.repositories import UnreachableError
 
@@ -130,6 +131,9 @@ class SeriesPart(UlidModel):
         return None if job is None or job.state in FINAL_STATES else job
 
 
+P = TypeVar("P", bound=SeriesPart)
+
+
 def advance_each(model: type[S], advance: Callable[[S], None]) -> int:
     """Advance every series that runs, and return their number; each failure is its own."""
     rows = list(model.running().order_by("id"))
@@ -140,6 +144,28 @@ def advance_each(model: type[S], advance: Callable[[S], None]) -> int:
             name = str(model._meta.verbose_name)
             log.warning("not advanced", series=name, id=series.pk, exc_info=True)
     return len(rows)
+
+
+def part_stop(part: SeriesPart, by: str) -> None:
+    """Stop the job of a part of a stopped series, unless it ends already."""
+    job = part.live_job
+    if job is None or job.state == JobState.STOPPING:
+        return
+    with suppress(ConflictProblem):  # it has ended meanwhile
+        job_stop(job=job, by=by, reason=Reason.STOPPED_BY_USER)
+
+
+def late_parts_stop(model: type[S], part: type[P], settle: Callable[[P], None]) -> None:
+    """Settle the parts that outlive their series, and stop those launched at its very end.
+
+    ``settle``: stores how a part's job has ended, if it has.
+    """
+    name = model._meta.get_field(model.PARTS).remote_field.name  # type: ignore[union-attr]
+    late = part.objects.filter(state=RUNNING).exclude(**{f"{name}__state": SeriesState.RUNNING})
+    for each in late.select_related("job"):
+        settle(each)
+        if each.state == RUNNING:
+            part_stop(each, model.ACTOR)
 
 
 def series_stop(series: S, by: User, *, way_out: str = "") -> S:
@@ -155,8 +181,7 @@ def series_stop(series: S, by: User, *, way_out: str = "") -> S:
             raise ConflictProblem("not_running", sentence.strip())
         series.event("stopped", by.get_username())
     for part in getattr(series, series.PARTS).filter(state=RUNNING).select_related("job"):
-        if part.live_job is not None:
-            job_stop(job=part.live_job, by=by.get_username(), reason=Reason.STOPPED_BY_USER)
+        part_stop(part, by.get_username())
     series.refresh_from_db()
     return series
 

@@ -1,6 +1,5 @@
 """Start, advance, stop and delete tunings."""
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
@@ -45,8 +44,13 @@ from webapp.jobs.launching import Launchable, parts_at_a_commit, plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState, Measurement
 from webapp.jobs.points import main_row_of
 from webapp.jobs.progress import elapsed_seconds
-from webapp.jobs.series import PASSING, SeriesState, advance_each
-from webapp.jobs.services import job_stop
+from webapp.jobs.series import (
+    PASSING,
+    SeriesState,
+    advance_each,
+    late_parts_stop,
+    part_stop,
+)
 from webapp.jobs.transitions import words_for
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_answer, plan_keep
@@ -167,20 +171,8 @@ def _observation(trial: TuningTrial) -> Observation:
 def advance_all() -> int:
     """Advance every tuning that runs, and return their number; each failure is its own."""
     num_running = advance_each(Tuning, tuning_advance)
-    live = TuningTrial.objects.filter(state=TrialState.RUNNING)
-    for trial in live.exclude(tuning__state=SeriesState.RUNNING).select_related("job"):
-        _settle(trial)  # its tuning was stopped before it
-        if trial.state == TrialState.RUNNING:
-            _stop_job(trial)  # it was launched at the same moment
+    late_parts_stop(Tuning, TuningTrial, _settle)
     return num_running
-
-
-def _stop_job(trial: TuningTrial) -> None:
-    """Stop the job of a trial whose tuning was stopped."""
-    if trial.job is None or trial.job.state in {*FINAL_STATES, JobState.STOPPING}:
-        return
-    with suppress(ConflictProblem):  # it has ended meanwhile
-        job_stop(job=trial.job, by=Tuning.ACTOR)
 
 
 def tuning_advance(tuning: Tuning) -> None:
@@ -340,7 +332,7 @@ def _follow(tuning: Tuning, trial: TuningTrial, job: Job) -> None:
     if not trial.change(TrialState.WAITING, state=TrialState.RUNNING, job=job, reason=""):
         return
     if not tuning.still_runs():
-        job_stop(job=job, by=Tuning.ACTOR)
+        part_stop(trial, Tuning.ACTOR)
 
 
 def _end_trial(

@@ -28,8 +28,15 @@ from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState
-from webapp.jobs.series import PASSING, SeriesState, advance_each, series_stop
-from webapp.jobs.services import is_resumable, job_clone, job_resume, job_stop, job_submit
+from webapp.jobs.series import (
+    PASSING,
+    SeriesState,
+    advance_each,
+    late_parts_stop,
+    part_stop,
+    series_stop,
+)
+from webapp.jobs.services import is_resumable, job_clone, job_resume, job_submit
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer, plan_keep
@@ -143,9 +150,7 @@ def _store(
 def advance_all() -> int:
     """Advance every workflow that runs, and return their number; each failure is its own."""
     num_running = advance_each(Workflow, workflow_advance)
-    ending = WorkflowStep.objects.filter(state=StepState.RUNNING, job__state__in=FINAL_STATES)
-    for step in ending.exclude(workflow__state=SeriesState.RUNNING).select_related("job"):
-        _settle(step)  # its workflow was stopped before it
+    late_parts_stop(Workflow, WorkflowStep, _settle)
     return num_running
 
 
@@ -289,7 +294,7 @@ def _follow(step: WorkflowStep, job: Job) -> None:
     if not step.change(StepState.WAITING, state=StepState.RUNNING, job=job, problem=""):
         return
     if not step.workflow.still_runs():
-        job_stop(job=job, by=Workflow.ACTOR)
+        part_stop(step, Workflow.ACTOR)
 
 
 def _end(workflow: Workflow, state: SeriesState) -> None:

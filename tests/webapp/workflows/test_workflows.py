@@ -13,7 +13,8 @@ from tests.webapp.jobs.test_finish import MEASURED, finish
 from webapp.accounts.models import Membership
 from webapp.agents.dispatch import allocate_all
 from webapp.audit.models import Event
-from webapp.core.problems import BusyProblem, InvalidProblem, Problem
+from webapp.core.problems import BusyProblem, ConflictProblem, InvalidProblem, Problem
+from webapp.jobs import series
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.services import job_stop
 from webapp.modelhub.models import TeamModel
@@ -139,6 +140,25 @@ def test_a_step_that_fails_ends_the_workflow_and_is_resumed_with_what_was_done(t
     assert states(workflow) == ["succeeded", "succeeded", "running", "waiting"]
     with pytest.raises(Problem, match="only one that failed"):
         workflow_resume(workflow, alice)
+
+
+def test_a_job_launched_at_the_moment_of_the_stop_is_stopped_and_one_that_ended_stops_nothing(
+    team, alice, host, monkeypatch
+):
+    workflow, _ = started(team, alice)
+    Workflow.objects.filter(pk=workflow.pk).update(state="stopped")
+    advance_all()
+    assert jobs(workflow)[0].state == "stopped"
+
+    workflow, _ = started(team, alice)
+
+    def ended(**_: object) -> None:
+        raise ConflictProblem("ended", "It has ended.")
+
+    monkeypatch.setattr(series, "job_stop", ended)
+    workflow_stop(workflow, alice)  # that of its job, which ended meanwhile, stops nothing
+    workflow.refresh_from_db()
+    assert workflow.state == "stopped"
 
 
 def test_a_stopped_workflow_starts_nothing_more(team, alice, host):
