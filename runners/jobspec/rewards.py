@@ -1,7 +1,7 @@
 """Reward functions of a reinforcement learning: which ones, with which weights and limits."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Self
 
@@ -21,10 +21,10 @@ class RewardFunction(BaseModel):
     """A function that scores completions: a built-in one, or of a Python file on the host.
 
     ``path`` lies below the host's folder ``rewards``, or another that its operator names; empty:
-    built in. The function is called as TRL
-    calls its own: with ``prompts``, ``completions``, ``completion_ids`` and the records' columns
-    by name, each a list with an entry per completion, and returns a number for each, or None where
-    it has nothing to say. ``weight`` multiplies it in the sum.
+    built in. The function is called as TRL calls its own: with ``prompts``, ``completions``,
+    ``completion_ids``, and ``answer``, ``solution`` and ``ground_truth`` where the records have
+    them, each a list with an entry per completion. It returns a number for each, or None where it
+    has nothing to say. ``weight`` multiplies it in the sum.
 
     Source: https://huggingface.co/docs/trl/grpo_trainer (using a custom reward function).
     """
@@ -70,12 +70,19 @@ def parse_rewards(text: str) -> tuple[RewardFunction, ...]:
         found = tuple(_of_words(words) for words in lines)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-    names = [each.function for each in found]
+    if twice := twice_named(found):
+        raise ValueError(twice)
+    return found
+
+
+def twice_named(functions: Sequence[RewardFunction]) -> str:
+    """Return why two of some functions do not go together, "" if all have names of their own."""
+    names = [each.function for each in functions]
     if twice := {each for each in names if names.count(each) > 1}:
-        raise ValueError(
+        return (
             f"two reward functions have the name {min(twice)}, which their curves have; rename one"
         )
-    return found
+    return ""
 
 
 def _of_words(words: list[str]) -> RewardFunction:

@@ -45,7 +45,7 @@ from runners.jobspec.objectives import (
     PreferenceLoss,
     TrainEngine,
 )
-from runners.jobspec.rewards import MOST_REWARDS, RewardFunction
+from runners.jobspec.rewards import MOST_REWARDS, RewardFunction, twice_named
 from runners.jobspec.trackers import TrackerOptions
 
 # Memory options of a training: recomputation, offload, optimiser.
@@ -781,6 +781,8 @@ def _against_generation(spec: TrainSpec) -> Iterator[str]:
     """Yield what of a reinforcement learning does not go together."""
     if not spec.reward_functions:
         yield "reward_functions is empty, and GRPO learns from rewards; name a function or a file"
+    if twice := twice_named(spec.reward_functions):
+        yield f"reward_functions: {twice}"
     if all(each.weight == 0.0 for each in spec.reward_functions) and spec.reward_functions:
         yield "reward_functions: every weight is 0, so no answer has a reward; give one another"
     answers = spec.micro_batch_size * spec.gradient_accumulation_steps

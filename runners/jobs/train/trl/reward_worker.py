@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 Rewards = list[float | None]
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+# A minus after a digit or a letter is none of the number, as in 3-5; a comma separates thousands.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 _THOUGHT = re.compile(r"<think>(?!.*<think>).*?</think>\s*\S.*", re.DOTALL)
 
 

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
+from runners.jobs.train.trl.reward_worker import _last_number
 from runners.jobs.train.trl.rewards import RewardProcess
 from runners.jobspec import FileData, FolderModel, TrainSpec
 from runners.jobspec.rewards import parse_rewards
@@ -63,6 +64,11 @@ def test_functions_score_by_what_they_are_given_and_see_no_secret(rewards_of):
         ("mine.py:secret", [[0.0, 1.0]]),
     ]:
         assert rewards_of(text) == expected, text
+    for answer, number in [
+        ("3-5", 5), ("it is -5", -5), ("(-1,234.5)", -1234.5), ("1,2,3", 3), ("12,345,678", 12345678),
+        ("in 2020,2021", 2021), ("1,2345", 2345), ("7.", 7), ("none", None),
+    ]:  # fmt: skip
+        assert _last_number(answer) == number, answer
     assert rewards_of("think_format", answers) == [[1.0, 0.0]]
     assert rewards_of("exact_match", (" a  b\n", "a"), '{"solution": "a b"}') == [[1.0, 0.0]]
 
@@ -145,6 +151,10 @@ def test_a_spec_and_a_document_that_cannot_be_rewarded_are_refused_with_the_way_
     for changes, said in [
         ({"reward_functions": ()}, "reward_functions is empty"),
         ({"reward_functions": parse_rewards("exact_match 0")}, "every weight is 0"),
+        (
+            {"reward_functions": [{"path": f"{each}.py", "function": "f"} for each in "ab"]},
+            "two reward functions have the name f",
+        ),
         ({"micro_batch_size": 6}, "a step has 6 answers .* no multiple of num_generations, 8"),
         ({"max_completion_length": 512}, "sequence_length 512 leaves no token for a prompt"),
         ({"max_prompt_length": 300}, "max_prompt_length is 300, and sequence_length leaves 256"),
