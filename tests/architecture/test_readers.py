@@ -129,6 +129,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/launchers/kubernetes_api.py": ("the API server's replies", {"json.loads"}),
     "runners/launchers/kubernetes_run.py": ("what its own pod printed", {"read_text"}),
     "runners/launchers/model_uses.py": (OWN, {"read_text"}),
+    "runners/launchers/slurm_commands.py": ("what Slurm's programs print", {"json.loads"}),
     "runners/prove/*": (SHIPPED, {"read_text"}),
     "runners/shared/load_generator.py": (MESSAGE, {"json.loads"}),
     "runners/shared/*": (OWN, {"json.loads", "read_text"}),
