@@ -15,7 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from runners.__main__ import main
-from runners.jobspec import BenchmarkSpec, DemoModel, DrillSpec
+from runners.jobspec import BenchmarkSpec, DemoModel, DrillSpec, TrainSpec
 from runners.launchers import launch
 from runners.shared.config import HostDir
 from runners.shared.messages import BeatReply, ClaimReply, WantedAttempt
@@ -49,9 +49,9 @@ def reconciler(reconciling):
     return reconciling(TELLS_ALL)
 
 
-def give(acceptor, **values: str) -> WantedAttempt:
+def give(acceptor, spec=SPEC, **values: str) -> WantedAttempt:
     """Have the server answer the claim with these secrets."""
-    stored = acceptor.want(A1, spec=SPEC)
+    stored = acceptor.want(A1, spec=spec)
     secrets = {name: SecretStr(value) for name, value in values.items()}
     acceptor.claim = lambda *_: (200, ClaimReply(request=stored.request, secrets=secrets))
     return WantedAttempt(attempt_id=A1, fence=stored.fence)
@@ -111,6 +111,18 @@ def test_a_job_whose_secret_is_gone_does_not_start_and_the_log_says_why(
     assert ended.reason is Reason.PREFLIGHT_FAILED
     assert "HF_TOKEN" in ended.last_lines[0]
     assert f"attempt {A1} ends: preflight_failed the team has no secret HF_TOKEN" in caplog.text
+
+
+def test_a_secret_for_a_tracker_that_the_operator_has_not_listed_does_not_start(
+    acceptor, reconciler, host_dir
+):
+    tracker = {"name": "mlflow", "url": "https://m.example.org"}
+    spec = TrainSpec(tracker=tracker, secrets=("MLFLOW_TRACKING_TOKEN",))
+    reconciler.claim(give(acceptor, spec, MLFLOW_TRACKING_TOKEN=CANARY))
+    ended = AttemptFolder(host_dir.attempts / A1).exit_record()
+    assert ended.reason is Reason.PREFLIGHT_FAILED
+    assert "would go to https://m.example.org, which is none of this host's" in ended.last_lines[0]
+    assert holding(host_dir.path) == []
 
 
 def test_only_the_wire_of_a_claim_says_the_value():
