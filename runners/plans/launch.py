@@ -116,9 +116,9 @@ class Launch(Part):
         "Of a training: its metrics are also written by the tracker's own library, which the host "
         "fetches into an environment of its own. A key is a secret of the team that the job gets: "
         f"{' or '.join(each.secret for each in TRACKERS.values() if each.secret)}",
-        choices={None: "None", **{name: each.title for name, each in TRACKERS.items()}},
+        choices={None: "No tracker", **{name: each.title for name, each in TRACKERS.items()}},
     )
-    tracker_project: str = field("slipway", "Project", "Of the tracker", max_length=120)
+    tracker_project: str = field("", "Project", "Of the tracker; empty: slipway", max_length=120)
     tracker_run: str = field("", "Run name", "Of the tracker; empty: the job's id", max_length=120)
     tracker_url: str = field(
         "",

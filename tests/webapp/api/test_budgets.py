@@ -30,7 +30,7 @@ arguments, second = test_matrix.arguments, test_matrix.second
 STARTS_JOBS = {
     "launch_plan", "run_job_again", "abandon_job", "validate_host", "evaluate_model",
     "launch_classification", "launch_document", "start_workflow", "resume_workflow",
-    "wake_deployment", "start_tuning",
+    "wake_deployment", "start_tuning", "publish_model",
 }  # fmt: skip
 STARTED = {"pid": 7, "boot_id": "boot-1", "argv": ["python"]}
 

@@ -790,6 +790,8 @@ BY_NAME_ALONE = {
     "add_virtual_host", "mark_host_apart", "revoke_enrolment", "abandon_job", "change_limits",
     "get_limits", "list_audit", "list_members", "list_sessions", "list_measurements",
     "decide_measurement",
+    # Copies on a host's page; the commands that begin them follow them to their end.
+    "list_model_copies", "stop_model_copy",
     # Jobs that their pages start.
     "evaluate_model", "launch_classification",
     # Of browsers, for live pages.

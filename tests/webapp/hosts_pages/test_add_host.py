@@ -252,7 +252,7 @@ def test_a_host_that_is_off_silent_or_locked_out_says_so(added):
     benchmark = check_of(host, "20-second benchmark")
     assert (benchmark.look, benchmark.words) == ("bad", "out of memory")
     host.facts["scheduler"] = {"kind": "slurm"}
-    assert check_of(host, "GPUs").words == "those of the nodes that Slurm gives a job"
+    assert check_of(host, "GPUs").words == "those of the nodes that the scheduler gives a job"
     host.credential_hash = ""
     assert check_of(host, "Identity").look == "bad"
 

@@ -29,9 +29,14 @@ ANY = {
 }
 ENDPOINT = {"run": "endpoint", "engine": "vllm", "idle_stop_seconds": 90.0}
 LOAD = {"arrivals": "open", "points": [2.0, 4.0], "requests_per_repetition": 8, "repetitions": 2}
+TRACKED = {
+    "tracker": "mlflow", "tracker_project": "lab", "tracker_run": "first",
+    "tracker_url": "http://127.0.0.1:5000",
+}  # fmt: skip
 CASES = [
     ("pretrain", ANY),
     ("finetune", ANY),
+    ("finetune", TRACKED),
     ("compress", ANY),
     ("generate", {**ANY, "adapter": "ADAPTER"}),
     ("generate", {"adapter": "all"}),
