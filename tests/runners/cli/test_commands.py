@@ -498,12 +498,13 @@ def test_a_plan_says_itself_what_it_leaves_out_of_another_tools_text(slipway, fo
         "accelerate launch --num_processes 8 trl/scripts/grpo.py --max_length 1024 --bf16 --foo 1 "
         "--model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size two\n"
     )
-    said = ("trl/scripts/grpo.py: it trains by GRPO", "--foo 1: foo is not a setting",
+    said = ("--foo 1: foo is not a setting",
             "--per_device_train_batch_size two: 'two' is not used")  # fmt: skip
     for words in (("plan",), ("plan", "tune")):
         command = (*words, "--from", str(folders / "grpo.sh"), "--on", "8xa40")
         table, answer = slipway(*command), slipway(*command, "-o", "json")
         warnings = json.loads(answer.out)["plans"][0]["warnings"]
+        assert "Train (grpo, full)" in table.out
         for each in said:
             assert each in " ".join(table.out.split()), (words, table.out)
             assert any(each in warning for warning in warnings), (words, warnings)
