@@ -64,7 +64,9 @@ def test_two_pods_of_two_ranks_learn_what_one_process_learns(
 def test_a_lost_pod_ends_the_training_for_the_server_to_retry(
     acceptor, attempt_ids, serve, cluster, host_dir
 ):
-    spec = tiny_training(max_steps=400, checkpoint_every_seconds=1.0)
+    spec = tiny_training(
+        max_steps=400, gradient_accumulation_steps=4, checkpoint_every_seconds=1.0
+    )
     stored = want_on_nodes(acceptor, attempt_ids[0], spec)
     checkpoints = host_dir.attempts / attempt_ids[0] / "checkpoint"
     with serve(max_jobs=3):
