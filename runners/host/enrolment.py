@@ -73,7 +73,7 @@ class EpochMemory:
 
     def _read(self) -> EpochShown | None:
         try:
-            return EpochShown.model_validate_json(self._path.read_bytes())
+            return EpochShown.model_validate_json(self._path.read_bytes(), extra="ignore")
         except (OSError, ValidationError):
             return None
 
@@ -283,7 +283,7 @@ def rotate(host_dir: HostDir) -> Credential:
 
 def _read(pending: Path) -> Credential | None:
     with suppress(OSError, ValidationError):
-        return Credential.model_validate_json(pending.read_bytes())
+        return Credential.model_validate_json(pending.read_bytes(), extra="ignore")
     return None
 
 

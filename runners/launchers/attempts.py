@@ -65,7 +65,11 @@ LOST_REASONS = {
 
 
 class AttemptFolder:
-    """One attempt on this host's disk."""
+    """One attempt on this host's disk.
+
+    Its documents may be of a newer agent that was taken back: fields unknown here are ignored, so
+    that one that waits in a scheduler is not taken for a damaged one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +94,7 @@ class AttemptFolder:
     def claim(self) -> Claim | None:
         """Return this host's claim, or None when it cannot be read."""
         try:
-            return Claim.model_validate_json(self._claim.read_bytes())
+            return Claim.model_validate_json(self._claim.read_bytes(), extra="ignore")
         except (OSError, ValidationError):
             return None
 
@@ -106,14 +110,15 @@ class AttemptFolder:
     def request(self) -> RunRequest | None:
         """Return the run request, or None when it cannot be read."""
         try:
-            return RunRequest.model_validate_json(self.spec.read_bytes())
+            return RunRequest.model_validate_json(self.spec.read_bytes(), extra="ignore")
         except (OSError, ValidationError):
             return None
 
     def exit_record(self) -> ExitRecord | None:
         """Return the exit record, or None when there is none or it is damaged."""
         try:
-            return ExitRecord.model_validate_json((self.path / child.EXIT_RECORD).read_bytes())
+            document = (self.path / child.EXIT_RECORD).read_bytes()
+            return ExitRecord.model_validate_json(document, extra="ignore")
         except (OSError, ValidationError):
             return None
 

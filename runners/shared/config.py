@@ -157,7 +157,7 @@ class HostDir:
                 f"`python -m runners enroll --server URL --token TOKEN --dir {self.path}` first"
             )
         try:
-            return Credential.model_validate_json(path.read_bytes())
+            return Credential.model_validate_json(path.read_bytes(), extra="ignore")
         except ValidationError as error:
             field = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise HostConfigError(
@@ -166,7 +166,8 @@ class HostDir:
 
     def save_credential(self, credential: Credential) -> None:
         """Write the credential, readable only by its owner."""
-        write_secret(self.path / CREDENTIAL, credential.model_dump_json(indent=2))
+        stated = credential.model_dump_json(indent=2, exclude_defaults=True)
+        write_secret(self.path / CREDENTIAL, stated)
 
     def redis_ca(self) -> Path | None:
         """Return the path of Redis's certificate authority, or None for a public one.
@@ -203,7 +204,8 @@ class HostDir:
         Raises:
             HostConfigError: config.json is there but is not valid.
         """
-        self._save({"slurm": slurm.model_dump(mode="json"), "kubernetes": None})
+        stated = slurm.model_dump(mode="json", exclude_defaults=True)
+        self._save({"slurm": stated, "kubernetes": None})
 
     def save_kubernetes(self, kubernetes: KubernetesConfig) -> None:
         """Store the cluster's configuration in config.json.
@@ -215,8 +217,13 @@ class HostDir:
         self._save({"kubernetes": stated, "slurm": None})
 
     def _save(self, changes: Mapping[str, object]) -> None:
-        document = self.config().model_dump(mode="json", exclude_unset=True)
-        text = json.dumps({**document, **changes}, indent=2)
+        """Write what is set, changed by ``changes``, of which None removes a setting.
+
+        An agent of an earlier release refuses settings that it does not know.
+        """
+        document = self.config().model_dump(mode="json", exclude_unset=True) | dict(changes)
+        stated = {name: value for name, value in document.items() if value is not None}
+        text = json.dumps(stated, indent=2)
         temporary = self.path / f".{CONFIG}.{os.getpid()}"
         temporary.write_text(f"{text}\n")
         temporary.replace(self.path / CONFIG)

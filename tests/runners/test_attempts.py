@@ -67,6 +67,14 @@ def test_what_the_files_of_an_attempt_without_a_supervisor_mean(attempts):
     assert buried.verdict(BOOT) is Verdict.TOMBSTONE
 
 
+def test_an_attempt_of_a_newer_agent_that_was_taken_back_is_not_damaged(attempts):
+    folder = attempts.make()
+    for name in ("claim.json", "spec.json"):
+        document = child.read_json(folder.path / name)
+        child.write_json(folder.path / name, {**document, "of_a_newer_agent": 1})
+    assert folder.verdict(BOOT) is Verdict.NEVER_STARTED  # as a job that waits in a scheduler
+
+
 def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
     folder = attempts.run(code="import os; os.mkdir('output'); open('output/model', 'w')")
     folder.forget()

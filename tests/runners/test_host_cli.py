@@ -18,6 +18,8 @@ from runners.host import commands
 from runners.host.commands import render
 from runners.host.reconcile import Reconciler
 from runners.shared.config import Credential, HostConfig, HostConfigError, HostDir
+from runners.shared.facts import SlurmConfig
+from runners.shared.kubernetes import KubernetesConfig
 from runners.supervision import child, procfs
 from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import ids_of, wait_for
@@ -159,6 +161,23 @@ def test_a_damaged_credential_or_config_is_named_and_not_a_traceback(host_dir):
         (host_dir.path / "config.json").write_text(text)
         with pytest.raises(HostConfigError, match=r"config\.json is not valid"):
             host_dir.config()
+
+
+def test_files_state_only_what_is_set_and_a_newer_agents_files_are_read(host_dir, credential):
+    cluster = KubernetesConfig(image="i", volume_claim="v", mount_path="/data")
+    host_dir.save_address("10.0.0.7")
+    host_dir.save_kubernetes(cluster)
+    host_dir.save_slurm(SlurmConfig(max_jobs=3))
+    written = host_dir.path / "config.json"
+    assert json.loads(written.read_text()) == {"address": "10.0.0.7", "slurm": {"max_jobs": 3}}
+    host_dir.save_kubernetes(cluster)
+    assert json.loads(written.read_text()).keys() == {"address", "kubernetes"}
+    host_dir.save_credential(credential)
+    stored = host_dir.path / "credential.json"
+    document = json.loads(stored.read_text())
+    assert document.keys() == Credential.model_fields.keys() - {"redis_secret"}
+    stored.write_text(json.dumps({**document, "of_a_newer_agent": 1}))
+    assert host_dir.credential() == credential
 
 
 def test_stop_all_ends_every_attempt_and_its_daemons(attempts, host_dir, capsys):
