@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from planner.specs.units import GIB
 from runners.shared.config import HostDir
+from runners.shared.environment import NETWORK
 from runners.shared.log_text import last_line, lines_of, plain
 from runners.shared.messages import MAIN, EnvironmentOrder, EnvironmentState
 from runners.shared.timing import LOCK_PROBE_SECONDS
@@ -341,9 +342,8 @@ WAIT_SECONDS = 0.5
 LAST_LINES = 12
 # Besides one per package: folder, unpacking, pip check, import.
 MORE_STEPS = 4
-PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR")
 PREFIXES = ("PIP_",)
-PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 _CAUSES = (
     (
         r"No space left on device",
@@ -377,11 +377,11 @@ OnStep = Callable[[Step], None]
 
 
 def pip_variables() -> dict[str, str]:
-    """Return this process's environment variables for pip: index, mirror, proxy."""
+    """Return this process's environment variables for pip: index, mirror, proxy, certificates."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(PREFIXES) or name.lower() in PROXIES
+        if name.startswith(PREFIXES) or name in NETWORK
     }
 
 

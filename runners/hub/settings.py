@@ -14,13 +14,11 @@ from urllib.parse import urlsplit
 
 from runners.hub.repository import folder_name
 from runners.shared.addresses import proxy_of
+from runners.shared.environment import AUTHORITIES, NETWORK
 
 HUGGING_FACE = "https://huggingface.co"
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
-PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
-AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-NETWORK = (*PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR")
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
 # the team's secret.
 PASSED = (

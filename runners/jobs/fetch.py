@@ -2,8 +2,8 @@
 
 ``python -m runners.jobs.fetch ATTEMPT_DIR COMMAND...``. The download is a phase of the job with
 progress. Then ``spec.json`` has each repository's folder, or files, in place of its name, and this
-process execs the command, so that the supervisor keeps its pid. The command gets neither the hub's
-token nor the proxies.
+process execs the command, so that the supervisor keeps its pid. The command does not get the hub's
+token, and the proxies only where it still builds an environment.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
 from runners.jobspec import DownloadedData, FolderModel, HubData, HubModel
 from runners.jobspec.references import hub_references, with_references
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
-from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
+from runners.launchers.launch import HUB_VARIABLES, IN_ENVIRONMENT, OFFLINE, is_passed
 from runners.launchers.model_uses import LINKS, uses_on_host
-from runners.shared.environment import kept_names
+from runners.shared.environment import NETWORK, tracker_variables
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
 
@@ -226,11 +226,14 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
     child.write_json(path, request.model_copy(update={"spec": spec}).model_dump(mode="json"))
 
 
-def drop_credentials() -> None:
-    """Remove the hub's variables, and the file of its token, before the job's own program."""
+def drop_credentials(command: Sequence[str]) -> None:
+    """Remove the hub's variables, and the file of its token, before the command.
+
+    A command that may build an environment keeps those of the network, for pip: it removes them.
+    """
+    kept = {*tracker_variables(), *(NETWORK if IN_ENVIRONMENT in command else ())}
     for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[HUB_TOKEN], f"{HUB_TOKEN}_FILE"):
-        # Passed to every job, such as the folder of caches, or kept for its tracker.
-        if not is_passed(variable) and variable not in kept_names():
+        if not is_passed(variable) and variable not in kept:  # passed: such as the cache's folder
             os.environ.pop(variable, None)
     os.environ |= OFFLINE
     if secrets := os.environ.get(DIRECTORY_VARIABLE):
@@ -272,7 +275,7 @@ def main() -> None:
         sys.exit(EXIT_BAD_INPUT)
     finally:
         emitter.close()
-    drop_credentials()
+    drop_credentials(command)
     roots = os.environ.get(MODEL_ROOTS_VARIABLE, "")
     cache = str(settings.cache)
     os.environ[MODEL_ROOTS_VARIABLE] = os.pathsep.join(filter(None, (roots, cache)))

@@ -14,7 +14,7 @@ from runners.environments.builder import BuildError, PinsError, Step, Store, ens
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import EXIT_BAD_INPUT, HOST_DIR_VARIABLE
 from runners.shared.config import HostDir
-from runners.shared.environment import kept_names
+from runners.shared.environment import tracker_variables
 from runners.shared.messages import MAIN
 from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 
@@ -51,6 +51,12 @@ def prepare_environment(store: Store, name: str) -> Path:
     return store.python(pins)
 
 
+def drop_pip_variables() -> None:
+    """Remove pip's variables before the job's own program: an index URL may contain a password."""
+    for variable in pip_variables().keys() - tracker_variables():
+        del os.environ[variable]
+
+
 def main() -> None:
     """Exec the job; if the environment fails, exit with 3 and the cause on stderr."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
@@ -62,8 +68,7 @@ def main() -> None:
     except (BuildError, PinsError) as error:
         sys.stderr.write(f"{ENVIRONMENT_NOT_BUILT}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)
-    for variable in pip_variables().keys() - kept_names():  # an index URL may contain a password
-        del os.environ[variable]
+    drop_pip_variables()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execv(python, [str(python), "-m", module, folder])  # noqa: S606 - no shell: a list
 

@@ -19,7 +19,7 @@ from runners.jobs.runtime import BadInputError, Job, publish_folder
 from runners.jobspec.trackers import TRACKERS, Tracker, TrackerOptions
 from runners.launchers.attempts import DIRECTORY_VARIABLE
 from runners.shared.config import HostDir
-from runners.shared.environment import kept_names
+from runners.shared.environment import tracker_variables
 from runners.supervision.procfs import MARKER
 
 PROGRAM = Path(__file__).with_name("tracker_program.py")
@@ -79,7 +79,7 @@ def tracked(
 
 def _taken_network() -> dict[str, str]:
     """Take the proxies and certificates of a tracker out of the job's own environment."""
-    return {name: os.environ.pop(name) for name in kept_names() if name in os.environ}
+    return {name: os.environ.pop(name) for name in tracker_variables() if name in os.environ}
 
 
 def _started(

@@ -13,7 +13,7 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
-from runners.hub.settings import HUB_TOKEN, NETWORK
+from runners.hub.settings import HUB_TOKEN
 from runners.hub.settings import PASSED as PASSED_TO_HUB
 from runners.jobspec import (
     ArtefactModel,
@@ -40,7 +40,7 @@ from runners.jobspec.references import Reference, hub_references, with_reference
 from runners.jobspec.trackers import TRACKERS
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
-from runners.shared.environment import KEPT_VARIABLE
+from runners.shared.environment import NETWORK, TRACKER_VARIABLE
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs, supervisor
@@ -55,6 +55,7 @@ from runners.supervision import child, procfs, supervisor
 
 
 FETCH = "runners.jobs.fetch"  # downloads models, then execs the job
+IN_ENVIRONMENT = "runners.jobs.in_environment"  # builds what is missing, then execs the job
 HUB_VARIABLES = (*PASSED_TO_HUB, HUB_TOKEN)
 OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}  # libraries download nothing
 MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
@@ -273,7 +274,7 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
         )
     engine, environments = engine_of(_named(spec)), environments_of(spec)
     if environments != [MAIN]:
-        start = [sys.executable, "-m", "runners.jobs.in_environment", ",".join(environments)]
+        start = [sys.executable, "-m", IN_ENVIRONMENT, ",".join(environments)]
         return [*start, engine.module if engine else kind.module, str(folder)]
     return [sys.executable, "-m", kind.module, str(folder)]
 
@@ -307,7 +308,7 @@ def _of_tracker(spec: JobSpec) -> list[str]:
 def tracker_env(spec: JobSpec) -> dict[str, str]:
     """Return the variable that names what a job inherits for its tracker alone."""
     names = _of_tracker(spec)
-    return {KEPT_VARIABLE: ",".join(names)} if names else {}
+    return {TRACKER_VARIABLE: ",".join(names)} if names else {}
 
 
 def _asks_hub(spec: JobSpec) -> bool:

@@ -12,16 +12,20 @@ from typing import Any, cast
 from runners.shared.addresses import proxy_lines
 
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # files of certificates
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+# What a program that reaches another machine needs. A job's own program gets none of them: of the
+# programs before it, each leaves them to the next one that needs them.
+NETWORK = (*PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR")
 NOT_USED = "it is not used"
 # Names of variables that the programs before a job's own leave in place: for its tracker alone,
 # which reaches a server; the job's own program takes them out again.
-KEPT_VARIABLE = "SLIPWAY_TRACKER_VARIABLES"
+TRACKER_VARIABLE = "SLIPWAY_TRACKER_VARIABLES"
 
 
-def kept_names() -> tuple[str, ...]:
+def tracker_variables() -> tuple[str, ...]:
     """Return the names of the variables of the network that this job's tracker gets."""
-    return tuple(filter(None, os.environ.get(KEPT_VARIABLE, "").split(",")))
+    return tuple(filter(None, os.environ.get(TRACKER_VARIABLE, "").split(",")))
 
 
 def environment_lines(variables: Mapping[str, str]) -> list[str]:

@@ -12,12 +12,25 @@ from pathlib import Path
 import pytest
 
 from runners.datasets.records import Reader
+from runners.environments import builder
 from runners.hub.settings import HubSettings
 from runners.hub.store import scan
 from runners.jobs.events import EVENT_FD_VARIABLE, read_events
+from runners.jobs.fetch import drop_credentials
+from runners.jobs.in_environment import drop_pip_variables
 from runners.jobs.train.sources import open_source
-from runners.jobspec import DownloadedData, GenerateSpec, HubData, HubModel, JobSpec, TrainSpec
+from runners.jobspec import (
+    DemoModel,
+    DownloadedData,
+    GenerateSpec,
+    HubData,
+    HubModel,
+    JobSpec,
+    ServeSpec,
+    TrainSpec,
+)
 from runners.launchers import attempts, launch
+from runners.shared.environment import NETWORK, TRACKER_VARIABLE
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
@@ -100,6 +113,34 @@ def test_a_repository_becomes_a_folder_before_the_program_starts(tmp_path, hub):
     assert variables["HF_HUB_OFFLINE"] == "1"
     assert str(attempt.cache) in variables["SLIPWAY_MODEL_ROOTS"].split(os.pathsep)
     assert not (attempt.folder / "secrets" / "HF_TOKEN").exists()
+
+
+def test_the_network_reaches_each_program_that_needs_it_and_never_the_jobs_own(monkeypatch):
+    everything = {**dict.fromkeys(NETWORK, "n"), "PIP_INDEX_URL": "p", "HF_TOKEN": "t"}
+    model = HubModel(repository="acme/tiny")
+    tracker = {"name": "mlflow", "url": "http://127.0.0.1:5000"}
+    for spec, downloads, builds, left in [
+        (GenerateSpec(model=DemoModel()), False, False, set()),
+        (GenerateSpec(model=model), True, False, set()),
+        (ServeSpec(model=model, engine="vllm"), True, True, set()),
+        (ServeSpec(model=DemoModel(), engine="vllm"), False, True, set()),
+        (TrainSpec(tracker=tracker), False, True, {*NETWORK}),
+        (TrainSpec(model=model, tracker=tracker), True, True, {*NETWORK}),
+    ]:
+        monkeypatch.setattr(os, "environ", dict(everything))
+        names = launch.inherited_variables(spec)
+        env = {name: everything[name] for name in names if name in everything}
+        monkeypatch.setattr(os, "environ", env | launch.tracker_env(spec))
+        folder = Path("/attempt")
+        argv, _ = launch.after_download(spec, folder, launch.render_argv(spec, folder))
+        assert (launch.FETCH in argv) == downloads
+        if downloads:
+            assert os.environ.keys() >= {*NETWORK, "HF_TOKEN"}
+            drop_credentials(argv[argv.index(str(folder)) + 1 :])
+        if builds:
+            assert builder.pip_variables().keys() == {*NETWORK, "PIP_INDEX_URL"}
+            drop_pip_variables()
+        assert os.environ.keys() - {TRACKER_VARIABLE, *launch.OFFLINE} == left, spec
 
 
 def test_a_second_job_and_one_without_the_hub_use_what_is_there(tmp_path, hub):

@@ -18,7 +18,7 @@ from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tracker_program import TensorBoardRun
 from runners.jobspec.trackers import TrackerOptions
 from runners.launchers import launch
-from runners.shared.environment import KEPT_VARIABLE
+from runners.shared.environment import NETWORK, TRACKER_VARIABLE
 from runners.supervision import procfs
 
 ROOT = Path(__file__).parents[4]
@@ -88,7 +88,7 @@ def test_a_tracker_alone_gets_the_proxies_and_none_of_the_jobs_other_variables(
         monkeypatch.setenv(name, value)
     spec = SimpleNamespace()  # of another kind
     assert launch.tracker_env(spec) == {}
-    monkeypatch.setenv(KEPT_VARIABLE, ",".join(launch.NETWORK))
+    monkeypatch.setenv(TRACKER_VARIABLE, ",".join(NETWORK))
     seen = tmp_path / "seen"
     with run_by(
         f"{ANSWER}open({str(seen)!r}, 'w').write(__import__('json').dumps(dict(os.environ)))"
