@@ -109,6 +109,8 @@ OPTIONS = (
     FieldOption(("--account",), "account"),
     FieldOption(("--qos",), "qos"),
     FieldOption(("--reservation",), "reservation"),
+    FieldOption(("--queue",), "queue"),
+    FieldOption(("--priority-class",), "priority_class"),
     FieldOption(("--engine-args",), "engine_args"),
 )
 

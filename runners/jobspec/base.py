@@ -5,7 +5,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -60,8 +60,13 @@ class JobDocument(BaseModel):
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")]
 
 
-SchedulerOption = Literal["account", "partition", "qos", "reservation"]
-SCHEDULER_OPTIONS: tuple[SchedulerOption, ...] = get_args(SchedulerOption)
+SchedulerKind = Literal["slurm", "kubernetes"]
+SchedulerOption = Literal["account", "partition", "qos", "reservation", "queue", "priority_class"]
+# What a job may ask of each scheduler, in place of its host's own options.
+SCHEDULER_OPTIONS: Mapping[SchedulerKind, tuple[SchedulerOption, ...]] = {
+    "slurm": ("account", "partition", "qos", "reservation"),
+    "kubernetes": ("queue", "priority_class"),
+}
 SchedulerValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@+-]{1,100}$")]
 
 

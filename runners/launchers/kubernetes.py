@@ -9,11 +9,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.jobspec import JobSpec, TrainSpec
 from runners.launchers import kubernetes_nodes
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.kubernetes_api import Api, KubernetesError, KubernetesUnreachableError
@@ -28,16 +27,13 @@ from runners.launchers.kubernetes_objects import (
     job_object,
     read_job,
 )
-from runners.launchers.launch import LaunchRefusedError
-from runners.launchers.scheduler import SchedulerLauncher
+from runners.launchers.scheduler import SchedulerLauncher, read_or_note
 from runners.shared.facts import PartitionFacts, SchedulerFacts
 from runners.shared.kubernetes import KubernetesConfig
-from runners.shared.messages import RunRequest
-from runners.shared.reasons import Reason
 from runners.shared.timing import SCHEDULER_KILL_MARGIN_SECONDS, STOP_GRACE_SECONDS
 from runners.supervision import child, supervisor
 
-MAX_PARTITIONS = 256
+MAX_LISTED = 256
 # Labels that name what a node is, the most telling first.
 KINDS = (
     "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator",
@@ -49,36 +45,20 @@ class KubernetesLauncher(SchedulerLauncher):
     """Creates Jobs for attempts and tracks them."""
 
     SCHEDULER = "Kubernetes"
+    KIND = "kubernetes"
     TICKET = "kubernetes.json"
     REASONS = REASONS
 
     def __init__(
         self, config: KubernetesConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(config.time_limit_minutes, clock)
+        super().__init__(config, clock)
         self._config = config
         self._api = Api(config)
 
-    def command(
-        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
-    ) -> tuple[list[str], dict[str, str]]:
-        """Return the command, a training's over several ranks with the nodes' launcher before it.
-
-        Raises:
-            LaunchRefusedError: the attempt is part of a gang of hosts, or no training.
-        """
-        if request.gang is None:
-            return argv, {}
-        if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
-            raise LaunchRefusedError(
-                Reason.VERSION_INCOMPATIBLE,
-                "a Kubernetes host takes a training over several nodes alone, as one Job of "
-                "several of its slots; choose this host alone for a training, or another one",
-            )
-        python, *program = argv
-        ranks = str(self._config.gpus or request.gang.num_processes)
-        nodes = str(max(1, len(request.devices)))
-        return [python, "-m", kubernetes_nodes.__name__, str(folder), nodes, ranks, *program], {}
+    def nodes_program(self, folder: Path, num_nodes: int, num_processes: int) -> list[str]:
+        """Return the program of the first pod, which the others meet."""
+        return [kubernetes_nodes.__name__, str(folder), str(num_nodes), str(num_processes)]
 
     def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG002 - interface
         """Return the variables of the pod that the job gets."""
@@ -130,7 +110,8 @@ class KubernetesLauncher(SchedulerLauncher):
             folder.attempt_id,
             nodes,
         )
-        self._api.create_job(job_object(work, self._config))
+        options = request.spec.scheduler_options if request else {}
+        self._api.create_job(job_object(work, self._config.with_options(options)))
         return name
 
     def ended_job(self, job_id: str) -> PodJob | None:
@@ -162,7 +143,7 @@ class KubernetesLauncher(SchedulerLauncher):
 
 
 def scheduler_facts(config: KubernetesConfig) -> SchedulerFacts:
-    """Return the cluster's release and kinds of nodes; on failure the problem."""
+    """Return the cluster's release, kinds of nodes, queues and classes; on failure the problem."""
     api = Api(config)
     facts = SchedulerFacts(
         kind="kubernetes",
@@ -175,18 +156,42 @@ def scheduler_facts(config: KubernetesConfig) -> SchedulerFacts:
         api.jobs(f"{APP}={OURS}")  # whether its account may do what a launch needs
     except KubernetesError as error:
         return facts.model_copy(update={"problem": str(error)})
-    try:
-        kinds = node_kinds(api.nodes(), config.gpu_resource)
-    except KubernetesError:  # an account of one namespace may not list nodes
-        kinds = ()
-    return facts.model_copy(update={"version": release, "partitions": kinds})
+    unread: list[str] = []
+    nodes = read_or_note(unread, "nodes", api.nodes) or ()
+    queues = read_or_note(unread, "queues of Kueue", api.local_queues) or ()
+    classes = read_or_note(unread, "priority classes", api.priority_classes) or ()
+    found = {
+        "version": release,
+        "partitions": node_kinds(nodes, config.gpu_resource),
+        "queues": _names(each for each in queues if _takes_jobs(each)),
+        "priority_classes": _names(each for each in classes if not _is_of_the_cluster(each)),
+    }
+    return facts.model_copy(update={**found, "unread": tuple(unread)})
+
+
+def _names(objects: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted(str(each["metadata"]["name"]) for each in objects)[:MAX_LISTED])
+
+
+def _is_of_the_cluster(priority_class: Mapping[str, Any]) -> bool:
+    """Return whether a class is for the cluster's own pods; no other may have this prefix.
+
+    https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/#priorityclass
+    """
+    return str(priority_class["metadata"]["name"]).startswith("system-")
+
+
+def _takes_jobs(queue: Mapping[str, Any]) -> bool:
+    """Return whether a LocalQueue is not known as stopped, or without a queue that backs it."""
+    conditions = (queue.get("status") or {}).get("conditions") or ()
+    return not any(each["type"] == "Active" and each["status"] == "False" for each in conditions)
 
 
 def node_kinds(nodes: Sequence[Mapping[str, Any]], resource: str) -> tuple[PartitionFacts, ...]:
     """Return the cluster's nodes, counted by kind, capacity and whether they take pods."""
     counted = Counter(_kind(node, resource) for node in nodes)
     found = [fact.model_copy(update={"nodes": number}) for fact, number in counted.items()]
-    return tuple(sorted(found, key=lambda fact: fact.name)[:MAX_PARTITIONS])
+    return tuple(sorted(found, key=lambda fact: fact.name)[:MAX_LISTED])
 
 
 def _kind(node: Mapping[str, Any], resource: str) -> PartitionFacts:

@@ -24,6 +24,7 @@ NOT_FOUND, CONFLICT, TOO_MANY = 404, 409, 429
 # Of these the same request may succeed later: no credential yet, a timeout, too many requests.
 PASSING = frozenset({401, 408, TOO_MANY})
 SERVER_FAULT = 500
+KUEUE = "kueue.x-k8s.io"
 
 
 class KubernetesError(SchedulerError):
@@ -169,6 +170,25 @@ class Api:
             return ""
         newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""))
         return str(newest.get("message") or "")
+
+    def local_queues(self) -> list[dict[str, Any]]:
+        """Return Kueue's queues of the namespace, in the version that the server prefers.
+
+        Without Kueue there are none.
+        """
+        try:
+            group = self.request("GET", f"/apis/{KUEUE}")
+        except KubernetesError as error:
+            if error.status == NOT_FOUND:
+                return []
+            raise
+        version = group["preferredVersion"]["groupVersion"]
+        path = f"/apis/{version}/namespaces/{self._config.namespace}/localqueues"
+        return list(self.request("GET", path)["items"])
+
+    def priority_classes(self) -> list[dict[str, Any]]:
+        """Return the cluster's classes; an account of one namespace may not list them."""
+        return list(self.request("GET", "/apis/scheduling.k8s.io/v1/priorityclasses")["items"])
 
     # Facts
 

@@ -11,6 +11,7 @@ Fields: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/j
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from runners.launchers.kubernetes_api import KUEUE
 from runners.launchers.kubernetes_nodes import ADDRESS
 from runners.launchers.scheduler import Phase
 from runners.shared.kubernetes import KubernetesConfig
@@ -21,7 +22,7 @@ APP = "app.kubernetes.io/managed-by"
 OURS = "slipway"
 ATTEMPT = "slipway/attempt"
 OF_JOB = "job-name"  # of a Job's pods, set by Kubernetes
-QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue suspends a Job with it until its quota admits it
+QUEUE = f"{KUEUE}/queue-name"  # Kueue suspends a Job with it until its quota admits it
 VOLUME, SHM = "slipway", "shm"
 SHM_PATH = "/dev/shm"  # noqa: S108 - the pod's own
 KEPT_SECONDS = 24 * 60 * 60  # an ended Job stays so long, for its reason

@@ -12,10 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from runners.jobspec import JobSpec, TrainSpec
+from runners.jobspec.base import SCHEDULER_OPTIONS, SchedulerKind
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError, UnrecordedEnd
+from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
 from runners.shared.timing import (
     SCHEDULER_END_MARGIN_SECONDS,
@@ -43,6 +47,17 @@ class SchedulerError(Exception):
 
 class SchedulerUnreachableError(SchedulerError):
     """The scheduler does not answer: the state of its jobs is unknown."""
+
+
+def read_or_note(unread: list[str], what: str, read: Callable[[], T]) -> T | None:
+    """Return what the scheduler says; note what it does not say here, and why."""
+    try:
+        return read()
+    except SchedulerUnreachableError:
+        unread.append(f"{what}: the scheduler did not answer")
+    except SchedulerError as error:
+        unread.append(f"{what}: {error}")
+    return None
 
 
 class Phase(StrEnum):
@@ -81,15 +96,29 @@ class ScheduledJob(Protocol):
         """Return its phase."""
 
 
+class SchedulerConfig(Protocol):
+    """The settings of a host's jobs in its scheduler."""
+
+    @property
+    def time_limit_minutes(self) -> int:
+        """Return the longest time of a job."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs a job gets of each node; 0: none is requested."""
+
+
 class SchedulerLauncher(ABC):
     """Submits attempts to a scheduler and tracks them."""
 
     SCHEDULER: ClassVar[str]  # in sentences
+    KIND: ClassVar[SchedulerKind]
     TICKET: ClassVar[str]  # file of an attempt's folder with the id of its job
     REASONS: ClassVar[Mapping[str, Reason]]  # state of a job that ended by itself -> reason
 
-    def __init__(self, time_limit_minutes: int, clock: Callable[[], float]) -> None:
-        self._time_limit_minutes = time_limit_minutes
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float]) -> None:
+        self._time_limit_minutes = config.time_limit_minutes
+        self._gpus_per_node = config.gpus_per_node
         self._clock = clock
         self._next_poll = 0.0
         self._jobs: dict[str, ScheduledJob] | None = None  # by name; None: not answered yet
@@ -105,6 +134,13 @@ class SchedulerLauncher(ABC):
 
         Raises:
             SchedulerError: there is no answer.
+        """
+
+    @abstractmethod
+    def nodes_program(self, folder: Path, num_nodes: int, num_processes: int) -> list[str]:
+        """Return a module with its arguments that runs a training's ranks on its job's nodes.
+
+        The training's own program, without its interpreter, follows.
         """
 
     @abstractmethod
@@ -199,6 +235,39 @@ class SchedulerLauncher(ABC):
         return (self._jobs or {}).get(self.job_name(folder))
 
     # Submitting
+
+    def command(
+        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the command, a training's over several ranks with the nodes' program before it.
+
+        Each node runs a rank for each GPU that the host requests of it, without any the training's
+        own number.
+
+        Raises:
+            LaunchRefusedError: the attempt is part of a gang of hosts, or no training, or it asks
+                for what this scheduler does not have.
+        """
+        if unknown := [
+            name for name in spec.scheduler_options if name not in SCHEDULER_OPTIONS[self.KIND]
+        ]:
+            raise LaunchRefusedError(
+                Reason.VERSION_INCOMPATIBLE,
+                f"{self.SCHEDULER} takes {', '.join(SCHEDULER_OPTIONS[self.KIND])} of a launch, "
+                f"not {', '.join(unknown)}; launch the job without",
+            )
+        if request.gang is None:
+            return argv, {}
+        if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
+            raise LaunchRefusedError(
+                Reason.VERSION_INCOMPATIBLE,
+                f"a {self.SCHEDULER} host takes a training over several nodes alone, as one job "
+                "of several of its slots; choose this host alone for a training, or another one",
+            )
+        python, *program = argv
+        ranks = self._gpus_per_node or request.gang.num_processes
+        nodes = self.nodes_program(folder, max(1, len(request.devices)), ranks)
+        return [python, "-m", *nodes, *program], {}
 
     def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document with a time limit below the scheduler's and its variables."""

@@ -13,18 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.jobspec import JobSpec, TrainSpec
-from runners.launchers import slurm_commands
+from runners.launchers import slurm_commands, slurm_nodes
 from runners.launchers.attempts import AttemptFolder
-from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.scheduler import SchedulerLauncher
 from runners.launchers.slurm_commands import SlurmJob
 from runners.shared.facts import SlurmConfig
-from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision import child, supervisor
 
-NODES = "runners.launchers.slurm_nodes"
 SCRIPT = "slurm.sh"
 # Variables of the batch job that the job inherits: its share of the node.
 INHERIT = (
@@ -52,40 +48,25 @@ class SlurmLauncher(SchedulerLauncher):
     """Submits attempts to Slurm and tracks them."""
 
     SCHEDULER = "Slurm"
+    KIND = "slurm"
     TICKET = "slurm.json"
     REASONS = REASONS
 
     def __init__(
         self, config: SlurmConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(config.time_limit_minutes, clock)
+        super().__init__(config, clock)
         self._config = config
 
     # Submitting
 
-    def command(
-        self, request: RunRequest, spec: JobSpec, argv: list[str], folder: Path
-    ) -> tuple[list[str], dict[str, str]]:
-        """Return the command, a training's over several ranks with the nodes' launcher before it.
-
-        Raises:
-            LaunchRefusedError: the attempt is part of a gang of hosts, or no training.
-        """
-        if request.gang is None:
-            return argv, {}
-        if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
-            raise LaunchRefusedError(
-                Reason.VERSION_INCOMPATIBLE,
-                "a Slurm host takes a training over several nodes alone, as one job of several "
-                "of its slots; choose this host alone for a training, or another one",
-            )
-        python, *program = argv
-        ranks = str(self._config.gpus_per_node or request.gang.num_processes)
-        return [python, "-m", NODES, str(folder), ranks, *program], {}
+    def nodes_program(self, folder: Path, num_nodes: int, num_processes: int) -> list[str]:  # noqa: ARG002 - Slurm tells it
+        """Return the program of the first node, which starts the others with ``srun``."""
+        return [slurm_nodes.__name__, str(folder), str(num_processes)]
 
     def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:
         """Return the variables of the node that the job gets."""
-        return (*INHERIT, *(OF_NODES if NODES in document.get("argv", ()) else ()))
+        return (*INHERIT, *(OF_NODES if slurm_nodes.__name__ in document.get("argv", ()) else ()))
 
     def list_jobs(self) -> Mapping[str, SlurmJob]:
         """Return this user's jobs by name; of several of one name the newest."""

@@ -1,13 +1,12 @@
 """What a host reports of its Slurm cluster: partitions, limits, accounts, QOS, reservations."""
 
 import getpass
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
+from runners.launchers.scheduler import read_or_note
 from runners.launchers.slurm_commands import (
     Partition,
     SlurmError,
-    SlurmUnreachableError,
     partitions,
     read_fields,
     run,
@@ -23,7 +22,6 @@ from runners.shared.facts import (
 
 MOST = 256  # partitions, reservations and accounts each
 NUM_FIELDS = 3  # of an association
-Found = TypeVar("Found")
 ALL = frozenset({"ALL", "(null)", "N/A", ""})
 
 
@@ -42,25 +40,14 @@ def scheduler_facts(config: SlurmConfig) -> SchedulerFacts:
     except SlurmError as error:
         return facts.model_copy(update={"problem": str(error)})
     unread: list[str] = []
-    limits = _read(unread, "limits of partitions", partition_limits) or {}
+    limits = read_or_note(unread, "limits of partitions", partition_limits) or {}
     found = {
         "version": release,
         "partitions": tuple(_partition(each, limits) for each in listed[:MOST]),
-        "reservations": tuple(_read(unread, "reservations", reservations) or ())[:MOST],
-        "accounts": tuple(_read(unread, "accounts", accounts) or ())[:MOST],
+        "reservations": tuple(read_or_note(unread, "reservations", reservations) or ())[:MOST],
+        "accounts": tuple(read_or_note(unread, "accounts", accounts) or ())[:MOST],
     }
     return facts.model_copy(update={**found, "unread": tuple(unread)})
-
-
-def _read(unread: list[str], what: str, read: Callable[[], Found]) -> Found | None:
-    """Return what a program says; note what it cannot say here."""
-    try:
-        return read()
-    except SlurmUnreachableError:
-        unread.append(f"{what}: Slurm did not answer")
-    except SlurmError as error:
-        unread.append(f"{what}: {error}")
-    return None
 
 
 def _partition(each: Partition, limits: Mapping[str, Mapping[str, str]]) -> PartitionFacts:

@@ -1,12 +1,12 @@
 """How a plan is launched: what is started, for how long, and the options of its program."""
 
 import shlex
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from planner.specs.units import HOUR, MINUTE
-from runners.jobspec.base import NAME_LENGTH, SCHEDULER_OPTIONS, SchedulerOption
+from runners.jobspec.base import NAME_LENGTH, SchedulerOption
 from runners.jobspec.engine_args import MOST_WORDS, Word, engines_with_arguments
 from runners.jobspec.engines import (
     ENGINES,
@@ -137,6 +137,12 @@ class Launch(Part):
     reservation: SchedulerName = field(
         "", "Reservation", "Slurm's nodes that are kept for some users; empty: none"
     )
+    queue: SchedulerName = field(
+        "", "Queue", "Of a Kubernetes host with Kueue: a LocalQueue; empty: the host's own"
+    )
+    priority_class: SchedulerName = field(
+        "", "Priority class", "Of the pods on a Kubernetes host; empty: the host's own"
+    )
     weights: Literal["published", "random"] = field(
         "published",
         "Weights",
@@ -244,7 +250,9 @@ class Launch(Part):
     @property
     def scheduler_options(self) -> dict[SchedulerOption, str]:
         """Return what the job asks of its host's scheduler."""
-        return {name: value for name in SCHEDULER_OPTIONS if (value := getattr(self, name))}
+        return {
+            name: value for name in get_args(SchedulerOption) if (value := getattr(self, name))
+        }
 
 
 # What options of a launch are for: of a plan to serve its run, of another plan its goal.

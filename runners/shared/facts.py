@@ -3,8 +3,8 @@
 import argparse
 import ipaddress
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -18,11 +18,13 @@ from pydantic import (
 )
 
 from runners.jobspec.base import (
+    SCHEDULER_OPTIONS,
     Message,
     Name,
     Names,
     Port,
     Rate,
+    SchedulerKind,
     SchedulerOption,
     Seconds,
     Sentence,
@@ -100,10 +102,10 @@ class SchedulerFacts(Message):
     """The scheduler of a host, its partitions and the options of the host's jobs.
 
     Without accounting Slurm names no accounts; ``unread`` then says which facts are missing, and
-    why.
+    why. Kubernetes' partitions are its kinds of nodes.
     """
 
-    kind: Literal["slurm", "kubernetes"] = "slurm"
+    kind: SchedulerKind = "slurm"
     version: str = ""
     options: dict[str, str] = Field(default_factory=dict)  # of every job
     time_limit_minutes: PositiveInt
@@ -113,6 +115,42 @@ class SchedulerFacts(Message):
     reservations: tuple[ReservationFacts, ...] = Field(default=(), max_length=256)
     accounts: tuple[AccountFacts, ...] = Field(default=(), max_length=256)
     unread: tuple[Sentence, ...] = Field(default=(), max_length=16)
+    queues: tuple[Name, ...] = Field(default=(), max_length=256)  # of Kueue, that take jobs
+    priority_classes: tuple[Name, ...] = Field(default=(), max_length=256)  # of pods
+
+    @property
+    def title(self) -> str:
+        """Return the scheduler's name."""
+        return self.kind.title()
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs the options give a job on a node; 0: they do not say."""
+        if self.kind == "slurm":
+            return gpus_of_gres(self.options.get("gres", ""))
+        # An extended resource has a domain in its name, and no other option has.
+        return sum(int(value) for name, value in self.options.items() if "/" in name)
+
+    @property
+    def offered(self) -> dict[SchedulerOption, tuple[str, ...] | None]:
+        """Return the options that a launch may state, with their values; None: any value.
+
+        Slurm itself checks what it did not tell, by the agent's user. Kubernetes does not: a Job
+        waits forever in a queue that is not there, and every class is free to every account. So
+        there a launch has only what the agent may list.
+        """
+        qos = [name for each in self.accounts for name in each.qos]
+        told: dict[SchedulerOption, Sequence[str]] = {
+            "account": [each.name for each in self.accounts],
+            "partition": [each.name for each in self.partitions if each.is_up],
+            "qos": qos,
+            "reservation": [each.name for each in self.reservations],
+            "queue": self.queues,
+            "priority_class": self.priority_classes,
+        }
+        values = {name: tuple(dict.fromkeys(told[name])) for name in SCHEDULER_OPTIONS[self.kind]}
+        checks_itself = self.kind == "slurm"
+        return {name: found or (None if checks_itself else ()) for name, found in values.items()}
 
 
 # Limited to the lengths of the database columns; longer values are truncated, not rejected,
@@ -255,6 +293,8 @@ BEFORE_VENDORS: dict[str, Any] = {
         "reservations": True,
         "accounts": True,
         "unread": True,
+        "queues": True,
+        "priority_classes": True,
         "partitions": {"__all__": {"is_default", "max_nodes", "accounts", "qos"}},
     },
     "rocm_version": True,

@@ -2,12 +2,14 @@
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic import PositiveInt as Positive
 
+from runners.jobspec.base import SchedulerOption
 from runners.shared.facts import MAX_JOBS
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and /labels/
@@ -44,6 +46,15 @@ class KubernetesConfig(BaseModel):
     image_pull_secret: Name | None = None
     time_limit_minutes: Positive = 24 * 60
     max_jobs: int = Field(default=1, ge=1, le=MAX_JOBS)  # how many may be there at once
+
+    def with_options(self, chosen: Mapping[SchedulerOption, str]) -> "KubernetesConfig":
+        """Return the settings of a job that chose its queue or priority class."""
+        return self.model_copy(update={str(name): value for name, value in chosen.items()})
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Return how many GPUs a pod gets: several pods of a job are on nodes apart."""
+        return self.gpus
 
     @property
     def options(self) -> dict[str, str]:

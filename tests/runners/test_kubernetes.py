@@ -121,6 +121,7 @@ def cluster(tmp_path, monkeypatch):
     made = FakeCluster(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(kubernetes_run, "POLL_SECONDS", 0.05)
     for name in ("POLL_SECONDS", "AWAY_SECONDS"):
         monkeypatch.setattr(scheduler, name, 0.05)
     monkeypatch.setattr(scheduler, "SCHEDULER_SETTLE_SECONDS", 0.2)
@@ -302,15 +303,52 @@ def test_the_other_pods_get_the_jobs_environment_and_keep_their_own_devices(
     }  # fmt: skip
 
 
+def test_a_job_gets_the_queue_and_the_class_of_its_launch_and_no_option_of_slurm(
+    launcher, cluster, attempts
+):
+    cluster.is_holding = True
+    folder = attempts.make()
+    request = folder.request()
+    spec = request.spec.model_copy(
+        update={"scheduler_options": {"queue": "team-b", "priority_class": "low"}}
+    )
+    child.write_json(
+        folder.spec, request.model_copy(update={"spec": spec}).model_dump(mode="json")
+    )
+    launcher.launch(folder)
+    (job,) = cluster.jobs.values()
+    assert (job["metadata"]["labels"][QUEUE], job["spec"]["suspend"]) == ("team-b", True)
+    assert job["spec"]["template"]["spec"]["priorityClassName"] == "low"
+    other = spec.model_copy(update={"scheduler_options": {"partition": "gpu"}})
+    with pytest.raises(LaunchRefusedError, match=r"takes queue, priority_class .* not partition"):
+        launcher.command(request, other, ["python"], folder.path)
+
+
+def named(name: str, **fields: object) -> dict:
+    return {"metadata": {"name": name}, **fields}
+
+
 def test_what_a_host_reports_of_its_cluster(cluster, tmp_path, monkeypatch):
     config = KubernetesConfig.model_validate(PLAIN)
     facts = scheduler_facts(config)
     (kind,) = facts.partitions
     assert (facts.kind, facts.version, facts.problem) == ("kubernetes", "v1.36.1", "")
     assert (kind.name, kind.nodes, kind.gres) == ("NVIDIA-H100-80GB-HBM3", 2, "nvidia.com/gpu:8")
-    forbidden = told((403, "nodes is forbidden"))
-    cluster.answers = [(200, {"gitVersion": "v1.35"}), (200, {"items": []}), forbidden]
-    assert scheduler_facts(config).partitions == ()
+    assert (facts.queues, facts.priority_classes, facts.unread) == ((), (), ())  # without Kueue
+    stopped = {"conditions": [{"type": "Active", "status": "False"}]}
+    active = {"conditions": [{"type": "Active", "status": "True"}]}
+    cluster.queues = [named("night", status=stopped), named("team-b"), named("a", status=active)]
+    cluster.classes = [named("system-node-critical"), named("low")]
+    facts = scheduler_facts(config)
+    assert facts.offered == {"queue": ("a", "team-b"), "priority_class": ("low",)}
+    forbidden = [told((403, f"{each} is forbidden")) for each in ("nodes", "queues", "classes")]
+    cluster.answers = [(200, {"gitVersion": "v1.35"}), (200, {"items": []}), *forbidden]
+    facts = scheduler_facts(config)
+    assert (facts.partitions, facts.offered) == ((), {"queue": (), "priority_class": ()})
+    assert facts.unread == (
+        "nodes: nodes is forbidden", "queues of Kueue: queues is forbidden",
+        "priority classes: classes is forbidden",
+    )  # fmt: skip
     cluster.answers = [(200, {"gitVersion": "v1.35"}), told((403, "jobs.batch is forbidden"))]
     assert "forbidden" in scheduler_facts(config).problem
     (tmp_path / "half").write_text("clusters: [{name: c, cluster")

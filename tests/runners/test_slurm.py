@@ -6,7 +6,7 @@ import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import slurm, slurm_commands, slurm_facts
+from runners.launchers import slurm_commands, slurm_facts, slurm_nodes
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.scheduler import Phase
@@ -403,7 +403,7 @@ def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, t
         launcher = SlurmLauncher(config, clock=lambda: told.seconds)
         request = shared(folder, slots=3)
         argv, _env = launcher.command(request, request.spec, COMMAND, folder.path)
-        assert argv[:5] == ["python", "-m", slurm.NODES, str(folder.path), ranks], gres
+        assert argv[:5] == ["python", "-m", slurm_nodes.__name__, str(folder.path), ranks], gres
         assert argv[5:] == COMMAND[1:]
         assert "SLURM_NNODES" in launcher.adapt({"argv": argv})["inherit"]
     for request, size in [

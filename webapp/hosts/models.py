@@ -1,13 +1,15 @@
 """Models of GPU hosts: pools, devices, enrolment tokens, the epoch, refused messages."""
 
+from typing import get_args
+
 from django.conf import settings
 from django.db import models
 
-from runners.jobspec.base import NAME_LENGTH
+from runners.jobspec.base import NAME_LENGTH, SchedulerKind
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
-SCHEDULERS = ("slurm", "kubernetes")  # kinds of hosts that hand their jobs on
+SCHEDULERS = get_args(SchedulerKind)  # kinds of hosts that hand their jobs on
 RUNS_JOBS = ("agent", *SCHEDULERS)  # kinds of hosts that run jobs
 # Large JSON columns, deferred by queries over all hosts.
 DOCUMENTS = ("facts", "planned", "microbench", "calibration", "last_beat", "checks")

@@ -63,8 +63,8 @@ from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
 from webapp.jobs.cached_models import Use, bytes_to_download
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
+from webapp.jobs.scheduler_options import check_scheduler, scheduler_of
 from webapp.jobs.services import job_create, job_submit
-from webapp.jobs.slurm_options import check_scheduler, scheduler_choices
 from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
@@ -576,7 +576,8 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     if isinstance(parts.spec, GenerateSpec):
         names["adapter_names"] = [each.name for each in context.adapters]
         names["drafts"] = context.draft_models
-    names["scheduler"] = scheduler_choices(context.host)
+    scheduler = scheduler_of(context.host) if parts.pool is None else None
+    names["scheduler"] = scheduler.offered if scheduler is not None else {}
     return note | names | _endpoint_note(context, parts) | quota_note(job)
 
 

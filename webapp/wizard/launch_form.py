@@ -152,14 +152,16 @@ class LaunchForm(FormOfPart):
             "smaller model of your team on this host, with the same tokenizer.",
         )
 
-    def _choose_of_scheduler(self, offered: Mapping[str, Sequence[str]]) -> list[forms.BoundField]:
-        """Offer what the host read from its scheduler; without a list a name is typed."""
+    def _choose_of_scheduler(
+        self, offered: Mapping[str, Sequence[str] | None]
+    ) -> list[forms.BoundField]:
+        """Offer what the host read from its scheduler; a name that it does not tell is typed."""
         for name, values in offered.items():
             if values:
                 shown = shown_of(Launch.model_fields[name])
                 own: dict[Key, str] = {"": "The host's own", **{each: each for each in values}}
                 self.fields[name] = Choice(shown.title, own, "", f"{shown.help}.")
-        return [self[name] for name in offered]
+        return [self[name] for name, values in offered.items() if values is None or values]
 
     @staticmethod
     def _engine_hint(note: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """A Kubernetes API server over HTTP whose pods are processes of this machine.
 
 It knows what our launcher asks: Jobs (strictly checked against a release's types), their pods,
-nodes and the release. A Job's pods start when it is created, unless the cluster is told to hold
-them; deleting it sends SIGTERM, and SIGKILL after the grace. ``answers`` are given instead of the
-real ones, each once: a status with a body, or a way to fail.
+nodes, priority classes, Kueue's queues if there are any, and the release. A Job's pods start when
+it is created, unless the cluster is told to hold them; deleting it sends SIGTERM, and SIGKILL
+after the grace. ``answers`` are given instead of the real ones, each once: a status with a body,
+or a way to fail.
 """
 
 import json
@@ -96,13 +97,17 @@ class FakeCluster:
         self.pods: dict[str, list[Pod]] = {}
         self.started: list[Pod] = []
         self.events: dict[str, str] = {}  # a Job's last warning, by its name
+        self.queues: list[dict[str, Any]] = []  # none: without Kueue
+        self.classes: list[dict[str, Any]] = []
         self.is_holding = False
         self.answers: list[tuple[int, Any] | str] = []
         self.requests: list[str] = []
         self.lock = threading.RLock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(  # which close waits for
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     @property
     def kubeconfig(self) -> Path:
@@ -168,7 +173,9 @@ class FakeCluster:
         about = re.search(r"involvedObject.name=([^,]*)", query.get("fieldSelector", [""])[0])
         name, _, value = selector.partition("=")
         found = re.fullmatch(
-            r"/(?:apis?/.*/)?(jobs|pods|nodes|events|version)(?:/(.*))?", url.path
+            r"/(?:apis?/(?:.*/)?)?(jobs|pods|nodes|events|version|localqueues|priorityclasses|kueue[^/]*)"
+            r"(?:/(.*))?",
+            url.path,
         )
         kind, one = found.groups() if found else ("", "")
         jobs, pods = list(self.jobs.values()), self.listed(selector)
@@ -187,7 +194,12 @@ class FakeCluster:
                 ]
             },
             ("GET", "version"): lambda: {"gitVersion": "v1.36.1"},
+            ("GET", "priorityclasses"): lambda: {"items": self.classes},
         }
+        if self.queues:
+            version = {"groupVersion": "kueue.x-k8s.io/v1beta2"}
+            answers["GET", "kueue.x-k8s.io"] = lambda: {"preferredVersion": version}
+            answers["GET", "localqueues"] = lambda: {"items": self.queues}
         if (method, kind) == ("POST", "jobs"):
             return self.create(body)
         if one and one not in self.jobs:
@@ -227,6 +239,7 @@ def _status(code: int, message: str) -> dict[str, Any]:
 def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits 40 ms for its head's acknowledgement
 
         def log_message(self, *_: object) -> None:
             pass

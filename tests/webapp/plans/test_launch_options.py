@@ -1,11 +1,12 @@
 """Every option of a launch is on a review page, and in the clone of a job launched with it."""
 
 import re
+from typing import get_args
 
 import pytest
 
 from runners.jobspec import ArtefactModel
-from runners.jobspec.base import SCHEDULER_OPTIONS
+from runners.jobspec.base import SchedulerOption
 from runners.plans.launch import USED_BY, Launch
 from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
@@ -19,7 +20,9 @@ from webapp.plans.planning import plan_compute
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 OF_SAVING = {"name", "save_as"}  # of the plan that is saved, not of the job
-OF_SLURM = {*SCHEDULER_OPTIONS}  # of a host with a scheduler: tests/webapp/plans/test_sharing.py
+OF_SCHEDULER = {
+    *get_args(SchedulerOption)
+}  # of a host with a scheduler: tests/webapp/plans/test_sharing.py
 ANY = {
     "max_duration_seconds": 7200.0,
     "max_retries": 2,
@@ -92,7 +95,7 @@ def plan_for(name: str, plan_of, demo_plan) -> Plan:
 
 def test_every_option_of_a_launch_is_one_of_the_cases():
     given = {name for _, options in CASES for name in options}
-    assert given == Launch.model_fields.keys() - OF_SAVING - OF_SLURM
+    assert given == Launch.model_fields.keys() - OF_SAVING - OF_SCHEDULER
     assert USED_BY.keys() <= given
 
 

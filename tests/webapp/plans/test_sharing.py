@@ -17,7 +17,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
 from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
-from webapp.jobs.slurm_options import check_scheduler, scheduler_choices
+from webapp.jobs.scheduler_options import check_scheduler, scheduler_of
 from webapp.modelhub.models import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.places import pools_among, reachable_hosts
@@ -93,7 +93,7 @@ def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan
 
 
 def test_a_training_on_a_slurm_host_takes_a_slot_for_each_node(make_plan, alice, hosts):
-    on_slurm(hosts[0], max_jobs=2)
+    with_scheduler(hosts[0], max_jobs=2)
     alone = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2)
     assert launchable_of(alone).best.cluster.nodes == 1  # one plan leaves slots to others
     plan = make_plan(pool="", host=hosts[0].pk, ranks_per_host=2, pins={"data_parallel_size": 4})
@@ -119,8 +119,8 @@ PARTITIONS = (
 )
 
 
-def on_slurm(host, max_jobs, **told):
-    """Let a host report a Slurm with some partitions."""
+def with_scheduler(host, max_jobs, **told):
+    """Let a host report a scheduler, of itself a Slurm with some partitions."""
     facts = {"options": {}, "time_limit_minutes": 120, "partitions": PARTITIONS, **told}
     scheduler = SchedulerFacts(max_jobs=max_jobs, **facts)
     beat = make_beat(facts=make_facts(scheduler=scheduler), is_agent_start=True)
@@ -132,12 +132,12 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
     accounts = (AccountFacts(name="lab", qos=("normal", "high")),)
     reserved = (ReservationFacts(name="lab-week"),)
     limit = {"time_limit_minutes": 2 * 24 * 60}
-    on_slurm(hosts[0], 4, accounts=accounts, reservations=reserved, **limit)
+    with_scheduler(hosts[0], 4, accounts=accounts, reservations=reserved, **limit)
     offered = {
         "account": ("lab",), "partition": ("main", "gpu"), "qos": ("normal", "high"),
         "reservation": ("lab-week",),
     }  # fmt: skip
-    assert scheduler_choices(hosts[0]) == offered
+    assert scheduler_of(hosts[0]).offered == offered
     plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
     asked = {"partition": "main", "account": "lab", "qos": "high", "reservation": "lab-week"}
     asked |= {"max_duration_seconds": 3600.0}
@@ -169,24 +169,57 @@ def test_a_launch_asks_of_slurm_what_the_host_read_from_it(make_plan, alice, hos
     with pytest.raises(DraftProblem, match=r"takes 4 nodes.*partition gpu gets at most 3"):
         launchable_of(plan, Launch(**short))
     chemists = PARTITIONS[0].model_copy(update={"accounts": ("chem",), "qos": ("low",)})
-    on_slurm(hosts[0], 4, partitions=(chemists,))
+    with_scheduler(hosts[0], 4, partitions=(chemists,))
     for chosen in ({"account": "phys"}, {"qos": "high"}):
         with pytest.raises(LaunchOptionError, match=r"Partition main takes no .*; it takes: "):
             check_scheduler(hosts[0], Launch(**chosen, max_duration_seconds=60.0), Spread(1, 1))
-    for place, words in ((None, "a pool"), (hosts[1], hosts[1].name)):
+    for place, words in ((None, "a pool"), (hosts[1], hosts[1].name), (hosts[0], hosts[0].name)):
         with pytest.raises(LaunchOptionError, match=f"and {words} does not"):
-            check_scheduler(place, Launch(partition="main"), Spread(1, 1))
+            check_scheduler(place, Launch(queue="team-a"), Spread(1, 1))
 
 
-def test_gres_of_fewer_gpus_than_the_plan_takes_of_a_node_is_refused(hosts):
-    for gres, is_refused in (("gpu:2", False), ("gpu:h100:1", True), ("tmpdisk:9", False)):
-        on_slurm(hosts[0], 1, options={"gres": gres})
-        spread = Spread(1, 2)
-        if not is_refused:
-            check_scheduler(hosts[0], Launch(), spread)
+def test_a_launch_asks_of_kubernetes_what_the_agent_may_list(make_plan, alice, hosts):
+    nodes = (PartitionFacts(name="NVIDIA-H100", is_up=True, time_limit="", nodes=1),)
+    told = {"kind": "kubernetes", "partitions": nodes, "queues": ("team-a", "team-b")}
+    with_scheduler(hosts[0], 4, **told, unread=("priority classes: forbidden",))
+    plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
+    job = plan_launch(plan=plan, by=alice, launch=Launch(queue="team-b"))
+    assert launch_of_job(job).scheduler_options == {"queue": "team-b"}
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert 'value="team-b"' in page
+    for name in ("priority_class", "partition", "account"):
+        assert f'name="{name}"' not in page
+    facts = client_of(alice).get(f"/hosts/{hosts[0].slug}/").content.decode()
+    assert "<dt>Queues</dt><dd>team-a, team-b</dd>" in facts
+    assert "<dt>Not told</dt><dd>priority classes: forbidden</dd>" in facts
+    for launch, words in (
+        ({"queue": "team-c"}, "Kubernetes has no queue 'team-c' here; it has: team-a, team-b"),
+        (
+            {"priority_class": "low"},
+            r"no priority class 'low' .* may list \(priority classes: forb",
+        ),
+        ({"partition": "gpu"}, f"and {hosts[0].name} does not"),
+        ({"max_duration_seconds": 3 * 3600.0}, "submits no job for more than 2 h"),
+    ):
+        with pytest.raises(InvalidProblem, match=words) as caught:
+            launchable_of(plan, Launch(**launch))
+        assert caught.value.code == next(iter(launch))
+
+
+def test_fewer_gpus_than_the_plan_takes_of_a_node_are_refused(hosts):
+    for kind, options, words in (
+        ("slurm", {"gres": "gpu:2"}, ""),
+        ("slurm", {"gres": "gpu:h100:1"}, "--gres=gpu:h100:1 .* state gpu:2 as .gres"),
+        ("slurm", {"gres": "tmpdisk:9"}, ""),
+        ("kubernetes", {"nvidia.com/gpu": "2", "cpus": "1"}, ""),
+        ("kubernetes", {"amd.com/gpu": "1"}, "--gpus 1 .* state 2 as .gpus"),
+    ):
+        with_scheduler(hosts[0], 1, kind=kind, options=options)
+        if not words:
+            check_scheduler(hosts[0], Launch(), Spread(1, 2))
             continue
-        with pytest.raises(DraftProblem, match=f"takes 2 devices.*--gres={gres}.*state gpu:2"):
-            check_scheduler(hosts[0], Launch(), spread)
+        with pytest.raises(DraftProblem, match=f"takes 2 devices of a node, and {words}"):
+            check_scheduler(hosts[0], Launch(), Spread(1, 2))
 
 
 def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan):

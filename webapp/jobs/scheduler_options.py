@@ -1,15 +1,14 @@
-"""What a launch asks of a host's Slurm, checked against what Slurm said of itself."""
+"""What a launch asks of a host's scheduler, checked against what the host reported of it."""
 
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from runners.jobspec.base import SCHEDULER_OPTIONS, SchedulerOption
 from runners.launchers.scheduler import limit_minutes
 from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.refusals import DraftProblem
 from runners.plans.spread import Spread
-from runners.shared.facts import PartitionFacts, SchedulerFacts, gpus_of_gres
+from runners.shared.facts import PartitionFacts, SchedulerFacts
 from webapp.hosts.models import Host
 
 DAY_MINUTES, HOUR_MINUTES = 24 * 60, 60
@@ -18,31 +17,11 @@ MARGIN_MINUTES = 2  # between a job's own limit and that with which it is submit
 
 
 def scheduler_of(host: Host) -> SchedulerFacts | None:
-    """Return what a host reported of its Slurm; None of a host without one."""
-    if host.kind != "slurm":
-        return None
+    """Return what a host reported of its scheduler; None of a host without one."""
     try:
         return SchedulerFacts.model_validate(host.facts["scheduler"])
     except (KeyError, ValidationError):
         return None
-
-
-def scheduler_choices(host: Host) -> dict[SchedulerOption, tuple[str, ...]]:
-    """Return the values of each option that the scheduler offers; {} of a host without one.
-
-    An option without values may be typed: Slurm did not say which there are.
-    """
-    facts = scheduler_of(host)
-    if facts is None:
-        return {}
-    qos = [name for each in facts.accounts for name in each.qos]
-    found: dict[SchedulerOption, Sequence[str]] = {
-        "account": [each.name for each in facts.accounts],
-        "partition": [each.name for each in facts.partitions if each.is_up],
-        "qos": qos,
-        "reservation": [each.name for each in facts.reservations],
-    }
-    return {name: tuple(dict.fromkeys(found[name])) for name in SCHEDULER_OPTIONS}
 
 
 def check_scheduler(host: Host | None, launch: Launch, spread: Spread) -> float | None:
@@ -56,39 +35,66 @@ def check_scheduler(host: Host | None, launch: Launch, spread: Spread) -> float 
         DraftProblem: the plan takes more than a node or the partition has.
     """
     facts = scheduler_of(host) if host is not None else None
+    _check_options(host, facts, launch)
     if host is None or facts is None:
-        for name in launch.scheduler_options:
-            raise LaunchOptionError(
-                name,
-                f"The field {name} is of a host that submits to Slurm, and "
-                f"{host.name if host else 'a pool'} does not. Leave it out.",
-            )
         return None
-    offered = scheduler_choices(host)
-    for name, value in launch.scheduler_options.items():
-        if offered[name] and value not in offered[name]:
-            known = ", ".join(offered[name][:SHOWN])
-            raise LaunchOptionError(name, f"Slurm has no {name} {value!r} here; it has: {known}.")
-    _check_gres(host, facts.options.get("gres", ""), spread)
+    _check_gpus(host, facts, spread)
+    _check_host_limit(facts, launch.max_duration_seconds)
     partition = launch.partition or facts.options.get("partition", "")
     named = [each for each in facts.partitions if each.name == partition]
     lines = named if partition else [each for each in facts.partitions if each.is_default]
-    if not lines:
+    if not lines:  # Kubernetes' kinds of nodes are chosen by no launch, and more nodes may come
         return None
     _check_users(facts, lines[0], launch)
     _check_size(lines, spread)
-    return _longest(facts, lines[0], launch.max_duration_seconds)
+    return longest_seconds_in(lines[0], facts.time_limit_minutes, launch.max_duration_seconds)
 
 
-def _check_gres(host: Host, gres: str, spread: Spread) -> None:
-    """Refuse a plan of more devices on a node than the host's ``--gres`` gives a job."""
-    gpus = gpus_of_gres(gres)
-    if gpus and spread.devices_per_host > gpus:
-        raise DraftProblem(
-            f"The plan takes {spread.devices_per_host} devices of a node, and --gres={gres} of "
-            f"{host.name} gives a job {gpus}. Pin the parallel sizes to {gpus} devices a node, or "
-            f'state gpu:{spread.devices_per_host} as "gres" in the host\'s config.json.',
-            "host",
+def _check_options(host: Host | None, facts: SchedulerFacts | None, launch: Launch) -> None:
+    """Refuse an option that the scheduler does not take, and a value that it does not have."""
+    offered = facts.offered if facts is not None else {}
+    for name, value in launch.scheduler_options.items():
+        words = name.replace("_", " ")
+        if facts is None or name not in offered:
+            raise LaunchOptionError(
+                name,
+                f"The field {name} is of a host whose scheduler takes it, and "
+                f"{host.name if host else 'a pool'} does not. Leave it out.",
+            )
+        known = offered[name]
+        if known is not None and value not in known:
+            has = f"it has: {', '.join(known[:SHOWN])}." if known else _none_words(facts)
+            raise LaunchOptionError(name, f"{facts.title} has no {words} {value!r} here; {has}")
+
+
+def _none_words(facts: SchedulerFacts) -> str:
+    why = f" ({'; '.join(facts.unread)})" if facts.unread else ""
+    return f"it has none that the agent may list{why}. Leave it out."
+
+
+def _check_gpus(host: Host, facts: SchedulerFacts, spread: Spread) -> None:
+    """Refuse a plan of more devices on a node than the host's options give a job."""
+    gpus, wanted = facts.gpus_per_node, spread.devices_per_host
+    if not gpus or wanted <= gpus:
+        return
+    given, option, value = f"--gpus {gpus}", "gpus", str(wanted)
+    if facts.kind == "slurm":
+        given, option, value = f"--gres={facts.options['gres']}", "gres", f"gpu:{wanted}"
+    raise DraftProblem(
+        f"The plan takes {wanted} devices of a node, and {given} of {host.name} gives a job "
+        f"{gpus}. Pin the parallel sizes to {gpus} devices a node, or state {value} as "
+        f'"{option}" in the host\'s config.json.',
+        "host",
+    )
+
+
+def _check_host_limit(facts: SchedulerFacts, asked: float | None) -> None:
+    """Refuse a longer time than the host submits any job for."""
+    if asked is not None and asked > facts.time_limit_minutes * 60:
+        raise LaunchOptionError(
+            "max_duration_seconds",
+            f"The time limit is {asked / 3600:.4g} h, and the host submits no job for more than "
+            f"{facts.time_limit_minutes / 60:.4g} h (--time-limit-minutes). Choose a shorter one.",
         )
 
 
@@ -119,16 +125,16 @@ def _check_size(lines: Sequence[PartitionFacts], spread: Spread) -> None:
         )
 
 
-def _longest(facts: SchedulerFacts, line: PartitionFacts, asked: float | None) -> float | None:
-    """Return the longest duration in a partition in seconds, or refuse one that is longer."""
-    host, most = facts.time_limit_minutes, partition_minutes(line.time_limit)
-    if asked is not None and asked > host * 60:
-        raise LaunchOptionError(
-            "max_duration_seconds",
-            f"The time limit is {asked / 3600:.4g} h, and the host submits no job for more than "
-            f"{host / 60:.4g} h (--time-limit-minutes). Choose a shorter one.",
-        )
-    if most is None or limit_minutes(asked, host) <= most:
+def longest_seconds_in(
+    line: PartitionFacts, host_minutes: int, asked: float | None
+) -> float | None:
+    """Return the longest duration that a partition leaves, if it is shorter than the host's.
+
+    Raises:
+        LaunchOptionError: the launch asks for a longer one.
+    """
+    most = partition_minutes(line.time_limit)
+    if most is None or limit_minutes(asked, host_minutes) <= most:
         return None
     longest = max(1, int(most) - MARGIN_MINUTES)
     if asked is not None:
