@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from runners.shared.load_generator import Repetition, RequestOutcome, Target
 
-INTERRUPTED = 130  # 128 + SIGINT
 KEYS = ["SLIPWAY_BENCH_KEY", "OPENAI_API_KEY"]
 REQUESTS_PER_CLIENT, REQUESTS_OF_A_RATE = 10, 100  # without --num-requests and --duration
 MOST_FAILURES = 32  # in a row, and two for each client: the endpoint is gone
@@ -170,7 +169,7 @@ def bench(
     if not run.answered:
         if is_interrupted:
             typer.echo("Interrupted before the first answer: nothing was measured.", err=True)
-            raise typer.Exit(INTERRUPTED)
+            raise typer.Exit(ExitCode.INTERRUPTED)
         raise CliError(
             f"no request was due within --duration {texts['duration']} at --request-rate "
             f"{texts['request_rate']}: raise one of them",
@@ -184,7 +183,7 @@ def bench(
 
         write_reply(report, output)
     if is_interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not report["completed"]:
         raise CliError(
             f"{url} answered none of {counted(report['requests'], 'request')}: "

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # an argument or a field is wrong
     NOTHING_FITS = 3  # no plan fits or meets the targets; the reasons are printed
     DENIED = 4  # a server refused the token, or its scope, its budget or the role
+    INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 # Exit code -> status of the problem document, as the HTTP API has it, and its title.

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from runners.client.transport import Event
 
 OPEN_STATES = "queued,preflight,starting,running,stopping"
-INTERRUPTED = 130  # 128 + SIGINT
 RankOption = Annotated[
     int, typer.Option("--rank", help="Of a job on several hosts: which one, from 0.")
 ]
@@ -258,7 +257,7 @@ def finished(client: "Slipway", job_id: str, has_ended: bool) -> None:  # noqa: 
         CliError: the job did not succeed.
     """
     if not has_ended:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     job = client.get_job(job_id)
     if job.state in {"succeeded", "stopped"}:
         return

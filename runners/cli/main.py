@@ -77,7 +77,6 @@ COMMANDS = {
     "completion": LazyCommand("completion", "completion", "Print a shell's completion script."),
 }
 COLLECTION_THRESHOLD = 100_000  # objects
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 DEBUG = "SLIPWAY_DEBUG"  # a variable that prints the traceback of an unexpected error
 ERROR_FILE = "last-error.txt"
 MOST_SAID = 200  # characters of an unexpected error's own text
@@ -154,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
             return error.exit_code
         return _report(CliError(error.format_message(), code="usage"), as_json=True)
     except typer.Abort:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 (a fault of the program, of any kind)
         return _report(_unexpected(error), as_json=is_json(arguments))
     return int(status or 0)

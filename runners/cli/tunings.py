@@ -1,20 +1,17 @@
 """Measure a plan's best strategies on its host: ``slipway tune`` and ``slipway tunings``."""
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, binary_size, number, seconds, show, table
+from runners.cli.series import Series
 from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
     from runners.client.generated import CandidateReply, Slipway, TuningReply
 
-POLL_SECONDS = 3.0
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 TuningArgument = Annotated[
     str, typer.Argument(metavar="TUNING", help="Id of a tuning, as the list shows it.")
 ]
@@ -93,6 +90,35 @@ def tune(  # noqa: PLR0913 (the command's options)
         follow(client, started, output)
 
 
+class Tunings(Series["TuningReply"]):
+    """The calls and the words of tunings."""
+
+    NOUN = "tuning"
+
+    def get(self, client: "Slipway", series_id: str) -> "TuningReply":
+        """Return a tuning."""
+        return client.get_tuning(series_id)
+
+    def stop_call(self, client: "Slipway", series_id: str) -> object:
+        """Let the server stop a tuning."""
+        return client.stop_tuning(series_id)
+
+    def delete_call(self, client: "Slipway", series_id: str) -> object:
+        """Let the server delete a tuning."""
+        return client.delete_tuning(series_id)
+
+    def failure(self, series: "TuningReply") -> str:
+        """Return why a failed tuning failed."""
+        return series.problem
+
+    def title(self, series: "TuningReply") -> str:
+        """Return what a question calls it: its name is its plan's."""
+        return f"the tuning of {series.name} ({series.id})"
+
+
+TUNINGS = Tunings()
+
+
 def follow(client: "Slipway", tuning: "TuningReply", output: str = "table") -> None:
     """Say what each trial becomes until the tuning ends, then what was found.
 
@@ -103,27 +129,15 @@ def follow(client: "Slipway", tuning: "TuningReply", output: str = "table") -> N
         Exit: the command was interrupted.
     """
     said: dict[int, str] = {}
-    try:
-        while True:
-            for each in tuning.candidates:
-                if output == "table":
-                    _report_candidate(each, said, tuning.unit)
-            if tuning.state != "running":
-                break
-            time.sleep(POLL_SECONDS)
-            tuning = client.get_tuning(tuning.id)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"\nThe tuning goes on. `slipway tunings get {tuning.id}` shows it, `slipway tunings "
-            f"stop {tuning.id}` stops it.",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
+
+    def report(tuning: "TuningReply") -> None:
+        for each in tuning.candidates:
+            if output == "table":
+                _report_candidate(each, said, tuning.unit)
+
+    tuning = TUNINGS.follow(client, tuning, report)
     is_written = wrote(tuning, output)
-    if tuning.state == "failed":
-        raise CliError(
-            f"the tuning failed. {tuning.problem}", code="failed", exit_code=ExitCode.FAILED
-        )
+    TUNINGS.check(tuning)
     if is_written:
         return
     typer.echo(tuning.words)
@@ -212,18 +226,10 @@ def tuning_follow(tuning: TuningArgument) -> None:
 @tunings.command("stop")
 def tuning_stop(tuning: TuningArgument, *, yes: YesOption = False) -> None:
     """Stop the trial that runs, and start no other; what was measured stays."""
-    with server() as client:
-        found = client.get_tuning(tuning)
-        confirm(f"Stop the tuning of {found.name} ({found.id})?", yes=yes)
-        client.stop_tuning(found.id)
-    typer.echo(f"Stopped {found.id}.")
+    TUNINGS.stop(tuning, yes=yes)
 
 
 @tunings.command("delete")
 def tuning_delete(tuning: TuningArgument, *, yes: YesOption = False) -> None:
     """Take an ended tuning out of the list; its jobs and its version of the plan stay."""
-    with server() as client:
-        found = client.get_tuning(tuning)
-        confirm(f"Delete the tuning of {found.name} ({found.id}), {found.state}?", yes=yes)
-        client.delete_tuning(found.id)
-    typer.echo(f"Deleted {found.id}.")
+    TUNINGS.delete(tuning, yes=yes)

@@ -1,12 +1,11 @@
 """Jobs that follow one another: ``slipway workflows``, and their start by ``slipway launch``."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runners.cli.errors import CliError, ExitCode
+from runners.cli.errors import CliError
 from runners.cli.groups import group
 from runners.cli.output import (
     OutputOption,
@@ -19,13 +18,12 @@ from runners.cli.output import (
     usd,
 )
 from runners.cli.quantities import value_of_field
+from runners.cli.series import Series
 from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
     from runners.client.generated import Slipway, StepReply, WorkflowReply
 
-POLL_SECONDS = 3.0
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 WorkflowArgument = Annotated[
     str, typer.Argument(metavar="WORKFLOW", help="Id of a workflow, as the list shows it.")
 ]
@@ -113,6 +111,36 @@ def workflow_launch(
     follow(client, workflow)
 
 
+class Workflows(Series["WorkflowReply"]):
+    """The calls and the words of workflows."""
+
+    NOUN = "workflow"
+
+    def get(self, client: "Slipway", series_id: str) -> "WorkflowReply":
+        """Return a workflow."""
+        return client.get_workflow(series_id)
+
+    def stop_call(self, client: "Slipway", series_id: str) -> object:
+        """Let the server stop a workflow."""
+        return client.stop_workflow(series_id)
+
+    def delete_call(self, client: "Slipway", series_id: str) -> object:
+        """Let the server delete a workflow."""
+        return client.delete_workflow(series_id)
+
+    def is_over(self, series: "WorkflowReply") -> bool:
+        """Return whether it has ended, or only its endpoint runs."""
+        return super().is_over(series) or _is_served(series.steps[-1])
+
+    def failure(self, series: "WorkflowReply") -> str:
+        """Return why a step was not started, and how the workflow goes on."""
+        why = next((each.problem for each in series.steps if each.problem), "")
+        return f"{why} `slipway workflows resume {series.id}` goes on from there".strip()
+
+
+WORKFLOWS = Workflows()
+
+
 def follow(client: "Slipway", workflow: "WorkflowReply") -> None:
     """Say what each step becomes until the workflow ends, or only its endpoint runs.
 
@@ -121,29 +149,12 @@ def follow(client: "Slipway", workflow: "WorkflowReply") -> None:
         Exit: the command was interrupted.
     """
     said: dict[tuple[int, int], str] = {}
-    try:
-        while True:
-            for step in workflow.steps:
-                _report_step(step, said, len(workflow.steps))
-            if workflow.state != "running" or _is_served(workflow.steps[-1]):
-                break
-            time.sleep(POLL_SECONDS)
-            workflow = client.get_workflow(workflow.id)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"\nThe workflow goes on. `slipway workflows get {workflow.id}` shows it, `slipway "
-            f"workflows stop {workflow.id}` stops it.",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    if workflow.state == "failed":
-        why = next((each.problem for each in workflow.steps if each.problem), "")
-        raise CliError(
-            f"the workflow failed. {why}".strip() + f" `slipway workflows resume {workflow.id}` "
-            "goes on from there",
-            code="failed",
-            exit_code=ExitCode.FAILED,
-        )
+
+    def report(workflow: "WorkflowReply") -> None:
+        for step in workflow.steps:
+            _report_step(step, said, len(workflow.steps))
+
+    WORKFLOWS.check(WORKFLOWS.follow(client, workflow, report))
 
 
 def _report_step(step: "StepReply", said: dict[tuple[int, int], str], count: int) -> None:
@@ -248,11 +259,7 @@ def workflow_follow(workflow: WorkflowArgument) -> None:
 @workflows.command("stop")
 def workflow_stop(workflow: WorkflowArgument, *, yes: YesOption = False) -> None:
     """Stop what runs of a workflow; the steps that wait are not started."""
-    with server() as client:
-        found = client.get_workflow(workflow)
-        confirm(f"Stop {found.name} ({found.id})?", yes=yes)
-        client.stop_workflow(found.id)
-    typer.echo(f"Stopped {found.id}.")
+    WORKFLOWS.stop(workflow, yes=yes)
 
 
 @workflows.command("resume")
@@ -267,9 +274,4 @@ def workflow_resume(workflow: WorkflowArgument, output: OutputOption = "table") 
 @workflows.command("delete")
 def workflow_delete(workflow: WorkflowArgument, *, yes: YesOption = False) -> None:
     """Take an ended workflow out of the list; its jobs, models and plans stay."""
-    with server() as client:
-        found = client.get_workflow(workflow)
-        what = f"{found.name} ({found.id})"
-        confirm(f"Delete the workflow {what}, {found.state}, from the list?", yes=yes)
-        client.delete_workflow(found.id)
-    typer.echo(f"Deleted {what}.")
+    WORKFLOWS.delete(workflow, yes=yes)
