@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from planner.fitting.evidence import Row, table
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -24,8 +26,10 @@ class AnsweredRows:
             try:
                 request = EstimateRequest.model_validate(request_of(row))
                 yield row, estimate_request(request, explain=False, simulate=simulate)
+            except ValidationError as error:
+                self.refuse(row, error.errors()[0]["msg"])
             except (PlannerError, ValueError) as error:
-                self.refuse(row, _first_line(error))
+                self.refuse(row, str(error).splitlines()[0])
 
     def refuse(self, row: Row, words: str) -> None:
         """Count a row as not answered."""
@@ -36,8 +40,3 @@ class AnsweredRows:
         """Return the rows that were not answered as lines of a page."""
         rows = [f"- {count} of {words}" for words, count in sorted(self.refused.items())]
         return ["\nNot answered:\n", *rows] if rows else []
-
-
-def _first_line(error: Exception) -> str:
-    words = str(error).splitlines()
-    return (words[2].strip() if len(words) > 2 else words[0]).split(" [type=")[0]  # noqa: PLR2004 -- pydantic's third line

@@ -58,7 +58,7 @@ def rollout_choices(question: Question, workload: TrainWorkload) -> tuple[Rollou
         except (NotPossibleError, NotCoveredError) as error:
             refused = refused or error
             continue
-        found += [best] if best and not _is_beaten(best, found) else []
+        found += [best] if best and not _is_dominated(best, found) else []
     if found:
         return tuple(each.rollout for each in found)
     raise refused or NotPossibleError(
@@ -197,7 +197,7 @@ def _with_best_tensor_size(
     return best
 
 
-def _is_beaten(new: _Division, found: list[_Division]) -> bool:
+def _is_dominated(new: _Division, found: list[_Division]) -> bool:
     """Return whether a division takes more memory than a like one and is hardly faster."""
     return any(
         (old.rollout.devices, old.rollout.sleep) == (new.rollout.devices, new.rollout.sleep)

@@ -160,7 +160,7 @@ class _LongRun:
             wall_seconds=wall,
             wall_interval=(wall, wall) if has_budget else moved,
         )
-        warnings = self._one_writer(found)
+        warnings = self._single_writer_warning(found)
         return Failures(found, goodput if has_budget else 1.0, warnings)
 
     def _job_mtbf_seconds(self, device_mtbf_s: float, devices: float) -> float:
@@ -185,7 +185,7 @@ class _LongRun:
             "restart_seconds or checkpoint_seconds"
         )
 
-    def _one_writer(self, found: Reliability) -> tuple[str, ...]:
+    def _single_writer_warning(self, found: Reliability) -> tuple[str, ...]:
         """Return a warning where a single writer's time sets the interval of checkpoints."""
         best = math.sqrt(2 * found.checkpoint_seconds * found.mean_time_between_failures_seconds)
         nodes = self._nodes

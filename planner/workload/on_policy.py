@@ -288,7 +288,7 @@ def _together(one: StageMemory, other: StageMemory) -> StageMemory:
     )
 
 
-def _kept(setting: Setting, stage: StageMemory) -> StageMemory:
+def _held_while_generating(setting: Setting, stage: StageMemory) -> StageMemory:
     """Return what a trainer keeps on a device while completions are generated."""
     kept = (*KEPT_CLASSES, "gradients") if setting.engine.keeps_gradients else KEPT_CLASSES
     return StageMemory({name: stage.by_class[name] for name in kept if name in stage.by_class})
@@ -306,7 +306,7 @@ def on_policy_memory(
     if rollout.devices:
         return replace(trained, stages=(*trained.stages, made.memory))
     both_sleep, generator_sleeps = rollout.sleep == "both", rollout.sleep != "none"
-    kept = [_kept(setting, stage) for stage in trained.stages]
+    kept = [_held_while_generating(setting, stage) for stage in trained.stages]
     updates = [
         stage
         if generator_sleeps or rollout.engine == OWN_ENGINE
@@ -470,7 +470,7 @@ def _phases(
         swapped = ledger.term(
             swap_seconds,
             setting.line(GROUP, "Trainer to the host and back", key="swap"),
-            state_bytes=_kept(setting, trained.held.stages[0]).peak_bytes,
+            state_bytes=_held_while_generating(setting, trained.held.stages[0]).peak_bytes,
             link_bytes_per_s=setting.host_link_bytes_per_s,
         )
     if rollout.engine != OWN_ENGINE:

@@ -270,7 +270,7 @@ class Writing:
             if value
         }
         found = summary(self._client.create_plan(document, keep=keep))
-        return _kept(found, keep=keep)
+        return _without_forgotten_id(found, keep=keep)
 
     def import_command(self, text: str, host: Host = "", *, keep: bool = False) -> dict[str, Any]:
         """Plan a vllm, sglang, llama-server or torchrun line, or a tool's YAML.
@@ -284,7 +284,7 @@ class Writing:
         if hardware and not host:
             hardware += ", by default: give a host, or plan with a device for other hardware"
         return {
-            "plan": _kept(summary(found.plan), keep=keep),
+            "plan": _without_forgotten_id(summary(found.plan), keep=keep),
             "planned_for": hardware,
             **parts,
             "missing": found.missing,
@@ -338,7 +338,7 @@ def summary(plan: "PlanReply") -> dict[str, Any]:
     }
 
 
-def _kept(plan: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+def _without_forgotten_id(plan: dict[str, Any], *, keep: bool) -> dict[str, Any]:
     """Return the summary of a plan, without the id and page that a forgotten one has not."""
     return plan if keep else {**plan, "plan_id": None, "page": None}
 

@@ -31,12 +31,12 @@ class Run(Protocol):
 class TensorBoardRun:
     """Event files of TensorBoard."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         """Begin a run in a folder of its name, below that of its project."""
         summary: Any = importlib.import_module("tensorboard.summary")
         self.url = ""
-        root = Path(asked["folder"]).resolve()
-        folder = (root / asked["project"] / asked["run_name"]).resolve()
+        root = Path(options["folder"]).resolve()
+        folder = (root / options["project"] / options["run_name"]).resolve()
         if not folder.is_relative_to(root):
             raise ValueError(f"the project and the run name {folder}, which is not below {root}")
         self._writer = summary.Writer(str(folder))
@@ -55,26 +55,26 @@ class TensorBoardRun:
 class MlflowRun:
     """A run of MLflow, on a server or in files."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         """Begin a run of the project's experiment, or go on with that of the same job."""
-        if not asked["url"]:  # files are what is asked for
+        if not options["url"]:  # files are what is asked for
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         mlflow: Any = importlib.import_module("mlflow")
-        address = asked["url"] or Path(asked["folder"]).as_uri()
+        address = options["url"] or Path(options["folder"]).as_uri()
         mlflow.set_tracking_uri(address)
-        experiment = mlflow.set_experiment(asked["project"]).experiment_id
+        experiment = mlflow.set_experiment(options["project"]).experiment_id
         found = mlflow.search_runs(
-            [experiment], f"tags.`slipway.job` = '{asked['job']}'", output_format="list"
+            [experiment], f"tags.`slipway.job` = '{options['job']}'", output_format="list"
         )
         run = mlflow.start_run(
             run_id=found[0].info.run_id if found else None,
-            run_name=asked["run_name"],
-            tags={"slipway.job": asked["job"]},
+            run_name=options["run_name"],
+            tags={"slipway.job": options["job"]},
         )
         if not found:
-            mlflow.log_params(asked["settings"])
-        place = f"{asked['url'].rstrip('/')}/#/experiments/{experiment}/runs/{run.info.run_id}"
-        self.url = place if asked["url"] else ""
+            mlflow.log_params(options["settings"])
+        place = f"{options['url'].rstrip('/')}/#/experiments/{experiment}/runs/{run.info.run_id}"
+        self.url = place if options["url"] else ""
         self._mlflow = mlflow
 
     def write(self, values: Values, step: int) -> None:
@@ -90,18 +90,18 @@ class MlflowRun:
 class WandbRun:
     """A run of Weights & Biases; without a key in files, which `wandb sync` sends later."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         """Begin a run, or go on with that of the same job."""
         wandb: Any = importlib.import_module("wandb")
         online = bool(os.environ.get("WANDB_API_KEY"))
-        server = {"base_url": asked["url"]} if asked["url"] else {}
+        server = {"base_url": options["url"]} if options["url"] else {}
         self._run = wandb.init(
-            project=asked["project"],
-            name=asked["run_name"],
-            id=asked["job"],
+            project=options["project"],
+            name=options["run_name"],
+            id=options["job"],
             resume="allow",
-            dir=asked["folder"],
-            config=asked["settings"],
+            dir=options["folder"],
+            config=options["settings"],
             mode="online" if online else "offline",
             settings=wandb.Settings(silent=True, **server),
         )
@@ -121,15 +121,15 @@ class WandbRun:
 class TrackioRun:
     """A run of Trackio, in its files."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         """Begin a run, or go on with that of the same name."""
-        os.environ["TRACKIO_DIR"] = asked["folder"]
+        os.environ["TRACKIO_DIR"] = options["folder"]
         trackio: Any = importlib.import_module("trackio")
         self.url = ""
         self._run = trackio.init(
-            project=asked["project"],
-            name=asked["run_name"],
-            config=asked["settings"],
+            project=options["project"],
+            name=options["run_name"],
+            config=options["settings"],
             resume="allow",
             embed=False,
         )
@@ -157,10 +157,10 @@ def main() -> None:
     """Write what comes until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints goes to the log
-    asked = json.loads(sys.stdin.readline())
-    os.environ.update(asked.pop("secrets"))
+    options = json.loads(sys.stdin.readline())
+    os.environ.update(options.pop("secrets"))
     try:
-        run = RUNS[asked["name"]](asked)
+        run = RUNS[options["name"]](options)
     except Exception as error:  # noqa: BLE001 - whatever the library raises
         text = " ".join(str(error).split()) or type(error).__name__
         answers.write(json.dumps({"error": text[:400]}) + "\n")

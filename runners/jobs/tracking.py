@@ -58,7 +58,7 @@ def tracked(
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101
     try:
-        url = _begun(process, tracker, _run_settings(job, options, files, settings))
+        url = _start_reply(process, tracker, _run_settings(job, options, files, settings))
         facts = {"tracker": tracker.name, "title": tracker.title, "url": url}
         facts |= {"project": options.project, "run": options.run_name or job.request.job_id}
         publish_folder(job, NAME, "report", lambda folder: _note(folder, facts), facts)
@@ -123,7 +123,9 @@ def _secrets(tracker: Tracker) -> dict[str, str]:
     return {tracker.secret: path.read_text()} if tracker.secret and path.is_file() else {}
 
 
-def _begun(process: subprocess.Popen[bytes], tracker: Tracker, asked: dict[str, Any]) -> str:
+def _start_reply(
+    process: subprocess.Popen[bytes], tracker: Tracker, options: dict[str, Any]
+) -> str:
     """Return the address of the run, empty where its files alone have it.
 
     Raises:
@@ -132,9 +134,9 @@ def _begun(process: subprocess.Popen[bytes], tracker: Tracker, asked: dict[str, 
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101
     with suppress(BrokenPipeError):  # it has ended, as its answer says
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
+        process.stdin.write(json.dumps(options).encode() + b"\n")
         process.stdin.flush()
-    where = f" at {asked['url']}" if asked["url"] else ""
+    where = f" at {options['url']}" if options["url"] else ""
     deadline, read = time.monotonic() + START_SECONDS, b""
     while b"\n" not in read:
         left = deadline - time.monotonic()

@@ -43,7 +43,7 @@ class LimitedParser(Parser):
         if is_persons:
             sent = _parsed(request.body)
             plain(sent)  # depth, keys and integers
-            return cast("dict[str, Any]", _kept(sent))
+            return cast("dict[str, Any]", _storable(sent))
         body = parse_json(request.body)
         is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
             "/events"
@@ -89,7 +89,7 @@ def _no_number(text: str) -> float:
     raise _invalid("body", f"{text[:20]} is not a number that JSON can hold. Send a finite one")
 
 
-def _kept(value: Any, where: str = "") -> Any:  # noqa: ANN401 (JSON)
+def _storable(value: Any, where: str = "") -> Any:  # noqa: ANN401 (JSON)
     """Return a person's JSON with its names trimmed.
 
     Raises:
@@ -112,11 +112,13 @@ def _kept(value: Any, where: str = "") -> Any:  # noqa: ANN401 (JSON)
                     "stored. Leave the character out",
                 )
         return {
-            key: _kept(entry, f"{where}.{key}" if where else key) for key, entry in value.items()
+            key: _storable(entry, f"{where}.{key}" if where else key)
+            for key, entry in value.items()
         }
     if isinstance(value, list):
         return [
-            _kept(entry, f"{where}.{at}" if where else str(at)) for at, entry in enumerate(value)
+            _storable(entry, f"{where}.{at}" if where else str(at))
+            for at, entry in enumerate(value)
         ]
     return value
 

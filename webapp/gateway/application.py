@@ -505,7 +505,7 @@ class Gateway:
             await self._pass_whole(exchange, response)
             return True
         if not exchange.has_begun:
-            await exchange.begin(response.status, _kept(response))
+            await exchange.begin(response.status, _client_headers(response))
         comments = UsageComments()
         try:
             async for chunk in response.chunks():
@@ -539,7 +539,7 @@ class Gateway:
         if exchange.has_begun:  # by heartbeats: only an error is no stream
             await exchange.pass_on(event_of_body(exchange.path, bytes(body)))
             return
-        await exchange.begin(response.status, _kept(response))
+        await exchange.begin(response.status, _client_headers(response))
         await exchange.pass_on(bytes(body))
 
 
@@ -594,7 +594,7 @@ def _as_refusal(opened: Opened) -> Refusal:
     return Refusal(status, words, "upstream", again)
 
 
-def _kept(response: TunnelResponse) -> list[tuple[bytes, bytes]]:
+def _client_headers(response: TunnelResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that its client gets."""
     return [each for each in response.headers if each[0].lower() in KEPT_HEADERS]
 

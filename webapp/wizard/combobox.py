@@ -117,9 +117,7 @@ class Combobox(Select):
         widget.choices = [*([("Typed", own)] if own else []), *self.choices]
         element = super(Combobox, widget).render(name, value, attrs, renderer)
         key = (attrs or {}).get("id", name)
-        return format_html(
-            '<div class="combobox" id="{}-box" hx-morph-skip>{}</div>', key, element
-        )
+        return format_html(BOX, key, element)
 
 
 @cache
