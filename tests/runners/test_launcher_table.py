@@ -11,6 +11,7 @@ from runners.jobspec.generate import TensorSplit
 from runners.launchers import slurm_commands
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.kubernetes import KubernetesLauncher
+from runners.launchers.kubernetes_objects import QUEUE
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.launchers.slurm_commands import SlurmJob
@@ -93,8 +94,9 @@ class Trial:
         self.launcher.launch(self.folder)
         if isinstance(self.launcher, SlurmLauncher):
             return self.sent[-1]
-        (job,) = self.cluster.jobs.values()
-        return [f"--nodes={job['spec'].get('parallelism', 1)}"]
+        job = self.cluster.jobs[self.launcher.job_name(self.folder)]
+        queue = job["metadata"]["labels"].get(QUEUE, "")
+        return [f"--nodes={job['spec'].get('parallelism', 1)}", f"--queue={queue}"]
 
     def takes_several_nodes_as_one_job(self) -> bool:
         return "--nodes=3" in self._submitted(self._ask(TrainSpec(), slots=3, num_processes=2))
@@ -103,9 +105,20 @@ class Trial:
         return "--requeue" in self._submitted(self._ask(TrainSpec(), slots=3, num_processes=2))
 
     def takes_partition_account_qos_reservation_of_a_launch(self) -> bool:
-        spec = TrainSpec(scheduler_options={"partition": "gpu", "qos": "high"})
-        sent = self._submitted(self._ask(spec))
-        return {"--partition=gpu", "--qos=high"} <= set(sent)
+        return self._takes({"partition": "gpu", "qos": "high"})
+
+    def takes_queue_and_priority_class_of_a_launch(self) -> bool:
+        return self._takes({"queue": "gpu"})
+
+    def _takes(self, options: dict[str, str]) -> bool:
+        request = self._ask(TrainSpec(scheduler_options=options))
+        try:
+            self.launcher.command(request, request.spec, COMMAND, self.folder.path)
+        except LaunchRefusedError:
+            return False
+        return {f"--{name}={value}" for name, value in options.items()} <= set(
+            self._submitted(request)
+        )
 
     def says_why_a_job_waits(self) -> bool:
         self._submitted(self._ask(DrillSpec()))
@@ -133,6 +146,7 @@ ABILITIES: dict[str, Callable[[Trial], bool]] = {
     "Partition, account, QOS and reservation of a launch": (
         Trial.takes_partition_account_qos_reservation_of_a_launch
     ),
+    "Queue and priority class of a launch": Trial.takes_queue_and_priority_class_of_a_launch,
     "Says what a job waits for outside of Slipway's queue": Trial.says_why_a_job_waits,
     "Ends a job that has no limit of its own": Trial.limits_time_without_a_limit_of_the_job,
     "A sweep as one array job": Trial.submits_a_sweep_as_one_array,
@@ -142,15 +156,15 @@ LAUNCHERS = ("Plain host", "Slurm", "Kubernetes")
 
 def test_the_table_of_launchers_is_what_they_answer(monkeypatch, attempts, tmp_path, is_rewriting):
     rows = [f"| What | {' | '.join(LAUNCHERS)} |", "|---|---|---|---|"]
-    for number, (words, ask) in enumerate(ABILITIES.items()):
-        cells = []
-        for kind in LAUNCHERS:
-            folder = attempts.make(f"{kind[0].lower()}{number}")
-            with closing(FakeCluster(tmp_path)) as cluster:
-                monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    with closing(FakeCluster(tmp_path)) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        for number, (words, ask) in enumerate(ABILITIES.items()):
+            cells = []
+            for kind in LAUNCHERS:
+                folder = attempts.make(f"{kind[0].lower()}{number}")
                 trial = Trial(kind, folder, cluster, monkeypatch)
                 cells.append("yes" if ask(trial) else "no")
-        rows.append(f"| {words} | {' | '.join(cells)} |")
+            rows.append(f"| {words} | {' | '.join(cells)} |")
     table = "\n".join(rows) + "\n"
     text = PAGE.read_text()
     before, _, rest = text.partition(START)
