@@ -44,7 +44,6 @@ KINDS = (
 class KubernetesLauncher(SchedulerLauncher):
     """Creates Jobs for attempts and tracks them."""
 
-    SCHEDULER = "Kubernetes"
     KIND = "kubernetes"
     TICKET = "kubernetes.json"
     REASONS = REASONS

@@ -111,7 +111,6 @@ class SchedulerConfig(Protocol):
 class SchedulerLauncher(ABC):
     """Submits attempts to a scheduler and tracks them."""
 
-    SCHEDULER: ClassVar[str]  # in sentences
     KIND: ClassVar[SchedulerKind]
     TICKET: ClassVar[str]  # file of an attempt's folder with the id of its job
     REASONS: ClassVar[Mapping[str, Reason]]  # state of a job that ended by itself -> reason
@@ -125,6 +124,11 @@ class SchedulerLauncher(ABC):
         self._unreachable_reason = ""
         self._gone_since: dict[str, float] = {}
         self._killed: set[str] = set()
+
+    @property
+    def title(self) -> str:
+        """Return the scheduler's name in sentences."""
+        return self.KIND.title()
 
     # What a scheduler provides
 
@@ -227,7 +231,7 @@ class SchedulerLauncher(ABC):
 
     def _record_unreachable(self, error: SchedulerError) -> None:
         if str(error) != self._unreachable_reason:
-            log.warning("%s does not answer: %s", self.SCHEDULER, error)
+            log.warning("%s does not answer: %s", self.title, error)
         self._unreachable_reason = str(error)
         self._next_poll = self._clock() + AWAY_SECONDS
 
@@ -253,7 +257,7 @@ class SchedulerLauncher(ABC):
         ]:
             raise LaunchRefusedError(
                 Reason.VERSION_INCOMPATIBLE,
-                f"{self.SCHEDULER} takes {', '.join(SCHEDULER_OPTIONS[self.KIND])} of a launch, "
+                f"{self.title} takes {', '.join(SCHEDULER_OPTIONS[self.KIND])} of a launch, "
                 f"not {', '.join(unknown)}; launch the job without",
             )
         if request.gang is None:
@@ -261,7 +265,7 @@ class SchedulerLauncher(ABC):
         if request.gang.num_nodes > 1 or not isinstance(spec, TrainSpec):
             raise LaunchRefusedError(
                 Reason.VERSION_INCOMPATIBLE,
-                f"a {self.SCHEDULER} host takes a training over several nodes alone, as one job "
+                f"a {self.title} host takes a training over several nodes alone, as one job "
                 "of several of its slots; choose this host alone for a training, or another one",
             )
         python, *program = argv
@@ -315,8 +319,8 @@ class SchedulerLauncher(ABC):
         except SchedulerError as refusal:
             raise LaunchRefusedError(
                 Reason.PREFLIGHT_FAILED,
-                f"{self.SCHEDULER} refused the job: {refusal}; see "
-                f'"{self.SCHEDULER.lower()}" in the host\'s config.json',
+                f"{self.title} refused the job: {refusal}; see "
+                f'"{self.KIND}" in the host\'s config.json',
             ) from None
 
     # Verdicts
@@ -351,11 +355,11 @@ class SchedulerLauncher(ABC):
     def waits_for(self, folder: AttemptFolder) -> str:
         """Return the scheduler's reason why the job is pending."""
         if self._unreachable_reason:
-            return f"{self.SCHEDULER} does not answer its host"
+            return f"{self.title} does not answer its host"
         ticket, job = self._ticket(folder), self._job(folder)
         number = f" (job {ticket['job_id']})" if ticket else ""
         words = f": {job.detail or 'not checked yet'}" if job else ""
-        return f"{self.SCHEDULER}{number}{words}"
+        return f"{self.title}{number}{words}"
 
     def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:
         """Return the scheduler's reason for an end without an exit record."""
@@ -366,16 +370,16 @@ class SchedulerLauncher(ABC):
         ticket = self._ticket(folder)
         if ticket is None:
             return UnrecordedEnd(
-                ordered_reason or LOST_REASONS[verdict], f"it was never sent to {self.SCHEDULER}"
+                ordered_reason or LOST_REASONS[verdict], f"it was never sent to {self.title}"
             )
         job = self._job(folder) or self._ended_job(ticket["job_id"])
         if job is None:
             return UnrecordedEnd(
                 ordered_reason or LOST_REASONS[verdict],
-                f"{self.SCHEDULER} has no record of job {ticket['job_id']}",
+                f"{self.title} has no record of job {ticket['job_id']}",
             )
         where = f" on {job.nodes}" if job.nodes else ""
-        sentence = f"{self.SCHEDULER} job {job.job_id} ended{where} as {job.state}"
+        sentence = f"{self.title} job {job.job_id} ended{where} as {job.state}"
         reason = self.REASONS.get(job.state, LOST_REASONS[verdict])
         is_ours = ordered_reason is not None and reason in (
             Reason.KILLED_EXTERNALLY,

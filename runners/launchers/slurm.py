@@ -47,7 +47,6 @@ REASONS = {
 class SlurmLauncher(SchedulerLauncher):
     """Submits attempts to Slurm and tracks them."""
 
-    SCHEDULER = "Slurm"
     KIND = "slurm"
     TICKET = "slurm.json"
     REASONS = REASONS

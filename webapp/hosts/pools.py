@@ -62,7 +62,7 @@ def kind_of(facts: HostFacts) -> str:
 
 def _slots(scheduler: SchedulerFacts) -> list[Device]:
     options = [f"{name} {value}" for name, value in sorted(scheduler.options.items())]
-    name = ", ".join([f"One job in {scheduler.kind.title()}", *options])
+    name = ", ".join([f"One job in {scheduler.title}", *options])
     return [
         Device(kind="slot", index=index, uuid=f"slot-{index}", name=name[:120], memory_bytes=0)
         for index in range(scheduler.max_jobs)
