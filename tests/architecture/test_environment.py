@@ -55,7 +55,7 @@ EXCEPTIONS = {
     "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
     "runners/jobs/tracking.py": {"DIRECTORY_VARIABLE", "RANK", "name"},
     "runners/jobs/tracker_program.py": {
-        "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR", "WANDB_API_KEY", "asked.pop('secrets')",
+        "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR", "WANDB_API_KEY", "options.pop('secrets')",
     },
     "runners/jobs/train/trl/rewards.py": {"name"},
     "runners/jobs/train/trl/policy.py": {"REWARD_ROOTS_VARIABLE"},
