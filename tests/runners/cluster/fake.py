@@ -211,6 +211,12 @@ class FakeCluster:
             return 200, answers[method, kind]()
         return 404, _status(404, f"the server could not find {url.path}")
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether a Job is over, also while no agent asks."""
+        with self.lock:
+            self.settle()
+            return name not in self.jobs or bool(self.jobs[name].get("status"))
+
     def settle(self) -> None:
         """Let ended Jobs become complete or failed, and deleted ones disappear."""
         for name, job in list(self.jobs.items()):

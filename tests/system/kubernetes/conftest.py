@@ -1,15 +1,12 @@
 """An agent of a cluster whose pods are processes of this machine."""
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
 from runners.host.agent import Agent
 from runners.launchers import scheduler
-from runners.launchers.launch import render_argv
 from runners.shared.config import Credential, HostDir
 from runners.shared.kubernetes import KubernetesConfig
 from tests.runners.cluster.fake import FakeCluster
@@ -20,7 +17,7 @@ from tests.runners.conftest import (  # noqa: F401 -- fixtures
     host_dir,
     redis_server,
 )
-from tests.runners.test_agent import BENCH
+from tests.system.scheduled import serving
 
 CONFIG = {"image": "slipway", "volume_claim": "slipway", "mount_path": "/", "gpus": 0, "cpus": 2}
 
@@ -46,18 +43,8 @@ def serve(
     """Run an agent of a cluster's host while a block runs; jobs outlive it."""
     monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
-    @contextmanager
-    def served(code: str | None = None, **options: object) -> Iterator[Agent]:
+    def served(code: str | None = None, **options: object) -> AbstractContextManager[Agent]:
         host_dir.save_kubernetes(KubernetesConfig.model_validate({**CONFIG, **options}))
-        render = (lambda _spec, _folder: [sys.executable, "-c", code]) if code else render_argv
-        agent = Agent(host_dir, credential, render=render, bench_command=BENCH)
-        thread = threading.Thread(target=agent.run)
-        thread.start()
-        try:
-            yield agent
-        finally:
-            agent.stop()
-            thread.join(30)
-        assert not thread.is_alive()
+        return serving(host_dir, credential, code)
 
     return served

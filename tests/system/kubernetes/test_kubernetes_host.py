@@ -9,11 +9,13 @@ from runners.jobspec import DrillSpec
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.programs import FOREVER
 from tests.runners.tools import wait_for
-from tests.system.slurm.test_slurm_nodes import losses_of, said, want_on_nodes
+from tests.system.scheduled import (
+    SECONDS,
+    check_that_two_nodes_learn_what_one_process_learns,
+    want_on_nodes,
+)
 
 pytestmark = pytest.mark.slow
-SECONDS = 400.0  # ranks load their libraries on a busy machine
-TRAINING = tiny_training(max_steps=8, gradient_accumulation_steps=4)
 
 
 @pytest.fixture
@@ -42,23 +44,9 @@ def test_drills_go_through_a_cluster_stop_and_are_lost(acceptor, attempt_ids, se
 def test_two_pods_of_two_ranks_learn_what_one_process_learns(
     acceptor, attempt_ids, serve, cluster
 ):
-    alone = acceptor.want(attempt_ids[0], TRAINING)
-    shared = want_on_nodes(acceptor, attempt_ids[1], TRAINING)
-
-    with serve(max_jobs=3):
-        wait_for(lambda: alone.has_exited and shared.has_exited, SECONDS)
-
-    assert (alone.exit["reason"], shared.exit["reason"]) == ("ok", "ok"), said(shared)
-    found, expected = losses_of(shared), losses_of(alone)
-    both = found.keys() & expected.keys()  # a step sooner than a second after another is not told
-    assert len(both) >= 2
-    assert [found[step] for step in both] == pytest.approx(
-        [expected[step] for step in both], rel=1e-4
-    )
-    assert len(shared.of_kind("result")) == len(shared.of_kind("artefact")) == 1
-    assert "[rank 3] step 8 " in said(shared)
+    check_that_two_nodes_learn_what_one_process_learns(acceptor, attempt_ids, serve)
     name = f"slipway-{attempt_ids[1].lower()}"
-    wait_for(lambda: name not in cluster.jobs or cluster.jobs[name].get("status"), SECONDS)
+    wait_for(lambda: cluster.has_ended(name), SECONDS)  # its other pod, too
 
 
 def test_a_lost_pod_ends_the_training_for_the_server_to_retry(

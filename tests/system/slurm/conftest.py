@@ -2,18 +2,15 @@
 
 import secrets
 import shutil
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from runners.host.agent import Agent
 from runners.launchers import scheduler
-from runners.launchers.launch import render_argv
 from runners.shared.config import Credential, HostDir
 from runners.shared.facts import SlurmConfig
 from tests.runners.conftest import (  # noqa: F401 -- fixtures
@@ -23,7 +20,7 @@ from tests.runners.conftest import (  # noqa: F401 -- fixtures
     host_dir,
     redis_server,
 )
-from tests.runners.test_agent import BENCH
+from tests.system.scheduled import serving
 from tests.system.slurm.cluster import Cluster
 
 
@@ -65,18 +62,8 @@ def serve(
     """Run an agent of a Slurm host while a block runs; jobs outlive it."""
     monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
-    @contextmanager
-    def served(code: str | None = None, **options: object) -> Iterator[Agent]:
+    def served(code: str | None = None, **options: object) -> AbstractContextManager[Agent]:
         host_dir.save_slurm(SlurmConfig.model_validate({"options": {"mem": "100"}, **options}))
-        render = (lambda _spec, _folder: [sys.executable, "-c", code]) if code else render_argv
-        agent = Agent(host_dir, credential, render=render, bench_command=BENCH)
-        thread = threading.Thread(target=agent.run)
-        thread.start()
-        try:
-            yield agent
-        finally:
-            agent.stop()
-            thread.join(30)
-        assert not thread.is_alive()
+        return serving(host_dir, credential, code)
 
     return served
