@@ -63,6 +63,11 @@ class SlurmLauncher(SchedulerLauncher):
         """Return the program of the first node, which starts the others with ``srun``."""
         return [slurm_nodes.__name__, str(folder), str(num_processes)]
 
+    def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document, also with the program that says why Slurm ended the job."""
+        explain_kill = [sys.executable, "-m", slurm_commands.__name__]
+        return {**super().adapt(document), "explain_kill": explain_kill}
+
     def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:
         """Return the variables of the node that the job gets."""
         return (*INHERIT, *(OF_NODES if slurm_nodes.__name__ in document.get("argv", ()) else ()))

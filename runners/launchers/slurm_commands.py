@@ -1,4 +1,7 @@
-"""Runs Slurm's command-line programs with a timeout, and parses their output."""
+"""Runs Slurm's command-line programs with a timeout, and parses their output.
+
+``python -m runners.launchers.slurm_commands``, run in a job, prints as what Slurm ends it.
+"""
 
 import getpass
 import json
@@ -348,3 +351,26 @@ def version() -> str:
         SlurmError: there is no answer.
     """
     return run("sinfo", "--version").strip().removeprefix("slurm ").removeprefix("slurm-wlm ")
+
+
+def read_end(text: str) -> str:
+    """Return the state in which Slurm ends a job, of ``scontrol show job --oneliner``, or "".
+
+    While the processes of a preempted job end it is ``COMPLETING``; a time tells why.
+
+    >>> read_end("JobId=7 JobState=COMPLETING PreemptTime=2026-12-01T03:25:31")
+    'PREEMPTED'
+    >>> read_end("JobId=7 JobState=RUNNING PreemptTime=None")
+    ''
+    """
+    fields = read_fields(text)
+    if fields.get("PreemptTime", "None") != "None":
+        return "PREEMPTED"
+    state = fields.get("JobState", "")
+    return state if state in _ENDED else ""
+
+
+if __name__ == "__main__":
+    number = os.environ["SLURM_JOB_ID"]
+    if state := read_end(run("scontrol", "show", "job", number, "--oneliner")):
+        print(f"Slurm ended job {number} as {state}")  # noqa: T201 - what it is for

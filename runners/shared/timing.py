@@ -57,6 +57,7 @@ STOP_GRACE_SECONDS = scale_duration(15.0, least=0.5)  # supervisor for job: a ch
 ENDPOINT_DRAIN_SECONDS = scale_duration(8.0, least=0.3)  # endpoint for its open requests
 ENDPOINT_LAST_WORDS_SECONDS = 2  # then: endpoint for clients to receive an error, whole seconds
 ENGINE_SHUTDOWN_SECONDS = 10  # an engine's process for its requests, whole seconds
+EXPLAIN_KILL_SECONDS = 5.0  # supervisor for a scheduler's word of why it was ended
 OUTPUT_DRAIN_SECONDS = 1.0  # supervisor for the last output of processes that have ended
 SUPERVISOR_END_SECONDS = 5.0  # agent for a supervisor that has reported the exit
 STOP_ALL_SECONDS = 30.0  # ``slipway-host stop-all`` for every supervisor of the host

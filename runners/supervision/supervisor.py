@@ -10,6 +10,7 @@ import os
 import select
 import selectors
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ if __name__ == "__main__":  # -S hides site-packages and this package
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
 from runners.shared.timing import (
+    EXPLAIN_KILL_SECONDS,
     LOCK_PROBE_SECONDS,
     OUTPUT_DRAIN_SECONDS,
     STOP_GRACE_SECONDS,
@@ -189,7 +191,10 @@ class Supervisor:
         if self._is_requeued():
             self.spool.close()
         else:
-            self._write_end(self._ending(self.exit_status))
+            ending = self._ending(self.exit_status)
+            if classify(ending) is Reason.KILLED_EXTERNALLY:
+                self._ask_who_ended_it()
+            self._write_end(ending)
 
     def _tick(self) -> None:
         self._read_bytes.append(0)
@@ -300,6 +305,27 @@ class Supervisor:
         for name, events in self._log_events.items():
             self._take_output(name, self._maskers[name].flush())
             self._send_logs(name, events.flush(is_end=True))
+
+    def _ask_who_ended_it(self) -> None:
+        """Add what the launcher's ``explain_kill`` program prints to log and last lines."""
+        if not (argv := self.launch.get("explain_kill")):
+            return
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=EXPLAIN_KILL_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._log(f"who ended it is not known: {type(error).__name__}")
+            return
+        if said := done.stdout.strip():
+            self._log(said)
+            self.last_lines.feed(f"\n{said}\n".encode())
 
     def _ending(self, status: int) -> Ending:
         code = os.waitstatus_to_exitcode(status)

@@ -225,11 +225,14 @@ def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
 
 
 def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attempts):
-    folder = attempts.start(code=FOREVER)
+    explain_kill = [sys.executable, "-c", "print('Slurm ended job 7 as PREEMPTED')"]
+    folder = attempts.start(code=FOREVER, explain_kill=explain_kill)
     identity = child.read_json(folder.path / child.SUPERVISOR)
     os.kill(identity["pid"], signal.SIGTERM)
     attempts.wait(folder)
-    assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
+    record = folder.exit_record()
+    assert record.reason is Reason.KILLED_EXTERNALLY
+    assert record.last_lines[-1] == "Slurm ended job 7 as PREEMPTED"
 
 
 def test_an_attempt_that_a_scheduler_runs_again_goes_on_in_its_folder(attempts):
