@@ -126,7 +126,7 @@ def test_the_bar_of_a_narrow_phone_shows_every_entry_whole(new_page, stack):
     edges = [(box["x"], box["x"] + box["width"]) for each in shown if (box := each.bounding_box())]
 
     assert [each.inner_text() for each in shown] == [
-        "Home", "Plans", "Jobs", "Queue", "Hosts", "Models"
+        "Home", "Plans", "Jobs", "Deployments", "Hosts", "Models"
     ]  # fmt: skip
     assert all(left >= 0 and right <= 360 for left, right in edges)
 
