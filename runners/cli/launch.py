@@ -194,6 +194,7 @@ def launch(  # noqa: PLR0913 (the command's options)
         if dry_run:
             if output == "table":
                 typer.echo(f"{title}: possible. Nothing was launched or kept.")
+                typer.echo(wanted.plan.launch.text)
                 if launched.command:
                     typer.echo(f"The engine's command:\n{launched.command}")
             else:

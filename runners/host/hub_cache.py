@@ -9,19 +9,28 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from runners.hub.links import measured_rates
 from runners.hub.pruning import PRUNED_FOLDER, RULE_FILE, PruneRule, read_rule
 from runners.hub.settings import cache_folder
 from runners.hub.store import repository_folders
 from runners.launchers import launch
 from runners.shared.config import HostDir
 from runners.shared.log_text import last_line
-from runners.shared.messages import MAX_CACHED, CachedModel, CacheOrders, CacheReport, PrunedModel
+from runners.shared.messages import (
+    MAX_CACHED,
+    CachedModel,
+    CacheOrders,
+    CacheReport,
+    LinkReport,
+    PrunedModel,
+)
 from runners.shared.timing import scale_duration
 from runners.supervision import child
 
@@ -134,7 +143,11 @@ class HubCache:
         if self._models is None:
             return
         pruned = _pruned(self._host_dir.path / PRUNED_FOLDER)
-        message = CacheReport(models=self._models, pruned=tuple(pruned.values()))
+        message = CacheReport(
+            models=self._models,
+            pruned=tuple(pruned.values()),
+            links=tuple(_links(self._host_dir.path)),
+        )
         if is_repeated or self._current is None or message != self._current.message:
             self._current = _Report(message, tuple(pruned))
 
@@ -162,6 +175,21 @@ def _signature(cache: Path) -> Signature:
             except OSError:  # deleted meanwhile, or never made
                 continue
     return tuple(found)
+
+
+def _links(host_dir: Path) -> Iterator[LinkReport]:
+    """Yield what this host measured of each link; a file that says else is none of ours."""
+    for name, rate in sorted(measured_rates(host_dir).items()):
+        with suppress(ValidationError):
+            yield LinkReport(
+                link=name,
+                address=rate.address,
+                bytes_per_second=rate.median,
+                low=rate.low,
+                high=rate.high,
+                num_transfers=rate.num_transfers,
+                is_limited=rate.is_limited,
+            )
 
 
 def _pruned(folder: Path) -> dict[Path, PrunedModel]:

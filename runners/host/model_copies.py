@@ -18,6 +18,7 @@ from runners.host.shipping import API, RefusedError, ServerClient, ServerError
 from runners.hub.download import fetch_blobs
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.folders import folder_listing
+from runners.hub.links import SITE, Bandwidth, of_host
 from runners.hub.listing import HubFile, Listing
 from runners.hub.selection import readable_files
 from runners.hub.settings import HubSettings, HubSettingsError, existing_folder, from_environment
@@ -25,7 +26,7 @@ from runners.hub.store import has_blob, link_files, repository_folder, revision_
 from runners.jobspec.base import LONGEST_REVISION, REVISION
 from runners.launchers import launch
 from runners.launchers.model_uses import COPIES_FILE
-from runners.shared.config import HostDir
+from runners.shared.config import HostConfigError, HostDir
 from runners.shared.messages import CopiedFile, CopyFile, CopyFiles, CopyOrder, CopyState
 from runners.shared.timing import scale_duration
 from runners.supervision import child
@@ -116,7 +117,7 @@ class ModelCopies:
         """Do this host's part in a copy, or end the copy with the reason why it cannot."""
         try:
             (self._send if order.part == "send" else self._receive)(order)
-        except (CopyError, HubSettingsError) as error:
+        except (CopyError, HubSettingsError, HostConfigError) as error:
             self._client.end_copy(order.copy_id, str(error)[:1000])
 
     def _is_withdrawn(self, order: CopyOrder) -> bool:
@@ -124,7 +125,7 @@ class ModelCopies:
 
     def _settings(self) -> HubSettings:
         env = launch.render_env(self._host_dir.path, 1) | launch.hub_env()
-        return from_environment(env)
+        return of_host(from_environment(env), self._host_dir.path)
 
     # Sending
 
@@ -141,8 +142,10 @@ class ModelCopies:
         folder = snapshot_folder(settings, order.repository, order.commit)
         if not state.files:
             state = self._client.announce_copy(order.copy_id, _announced(order, folder, settings))
+        bandwidth = Bandwidth(settings)
         for number, file in enumerate(state.files):
             for offset, data in self._parts(order, folder, file):
+                self._stopped.wait(max(0.0, bandwidth.delay(len(data))))
                 received = self._client.send_copy_part(order.copy_id, number, offset, data)
                 if received != offset + len(data):
                     return  # begun anew, or by another one: the next step asks
@@ -184,7 +187,11 @@ class ModelCopies:
             return
         server = f"{self._client.server}{API}/copies/{order.copy_id}/hub"
         settings = replace(
-            self._settings(), endpoint=server, token=self._credential, is_offline=False
+            self._settings(),
+            endpoint=server,
+            token=self._credential,
+            is_offline=False,
+            link=SITE,
         )
         listing = _listing(order, state)
         self._check_room(listing, settings)

@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.specs.units import GIB
 from runners.host.preflight_weights import printed, size_text
+from runners.hub.links import measured_rates
 from runners.hub.pruning import read_rule
 from runners.hub.repository import COMMIT
 from runners.hub.settings import cache_folder, existing_folder
@@ -63,7 +64,7 @@ def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> P
     name, problem = model.repository, printed(str(answer.get("problem", "")))
     title = "data" if isinstance(model, HubData) else "model"
     if answer.get("state") == "hub":
-        return _room(title, name, answer, least_free_bytes)
+        return _room(title, name, answer, host_dir, least_free_bytes)
     if answer.get("state") == "cache":
         sentence = f"{name} is in this host's cache; the hub does not answer: {problem}"
         return yes(title, printed(sentence))
@@ -78,7 +79,7 @@ def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> P
 
 
 def _room(
-    title: str, name: str, answer: Mapping[str, Any], least_free_bytes: int
+    title: str, name: str, answer: Mapping[str, Any], host_dir: Path, least_free_bytes: int
 ) -> PreflightCheck:
     total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
@@ -91,6 +92,9 @@ def _room(
         f"{named} is downloaded first: {size_text(missing)} to {cache}, where "
         f"{free / GIB:.1f} GiB are free."
     )
+    if rate := measured_rates(host_dir).get(str(answer["link"])):
+        sentence += f" It takes {rate.words(missing)}."
+        figures["seconds"] = missing / rate.median
     prunable = int(answer.get("prunable_bytes", 0))
     if free < needed <= free + prunable:
         sentence += (

@@ -29,6 +29,7 @@ from runners.hub.errors import (
     unusual,
     wait_seconds,
 )
+from runners.hub.links import Bandwidth, note_transfer
 from runners.hub.listing import (
     BY_ITSELF,
     ETAG,
@@ -169,19 +170,23 @@ class _AgainError(Exception):
         self.wait = wait  # seconds that the server asks for
 
 
-class _Bandwidth:
-    """Delays whoever receives, so that all together keep within a rate."""
+class _Received:
+    """What has come over the network, and in which time: of that the link's rate is measured."""
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self._rate = bytes_per_second
-        self._free_at = 0.0
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._began_at = self._ended_at = time.monotonic()
 
-    async def take(self, num_bytes: int) -> None:
-        if self._rate <= 0:
+    def add(self, num_bytes: int) -> None:
+        self._ended_at = time.monotonic()
+        if not self.bytes:  # the first bytes begin the time, and are not of it
+            self._began_at, self.bytes = self._ended_at, 1
             return
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now) + num_bytes / self._rate
-        await asyncio.sleep(self._free_at - now)
+        self.bytes += num_bytes
+
+    @property
+    def seconds(self) -> float:
+        return self._ended_at - self._began_at
 
 
 @dataclass
@@ -208,7 +213,8 @@ class _Download:
         self.folder = repository_folder(settings, listing.repository)
         self.arrived = {file.etag: arrived(self._blob(file), file.size) for file in wanted}
         self.there = total - sum(file.size for file in wanted)
-        self.bandwidth = _Bandwidth(settings.max_bytes_per_second)
+        self.bandwidth = Bandwidth(settings)
+        self.received = _Received()
         self.requests = asyncio.Semaphore(settings.connections)
         self.files_at_once = asyncio.Semaphore(settings.connections)
         self.paused_until = 0.0
@@ -226,12 +232,18 @@ class _Download:
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None)
         # The Hub and the place that it redirects to keep theirs open.
         limits = httpx.Limits(max_connections=2 * self.settings.connections)
-        async with (
-            httpx.AsyncClient(
+        try:
+            client = httpx.AsyncClient(
                 verify=self.settings.tls(), timeout=timeout, limits=limits, mounts=BY_ITSELF
-            ) as self.client,
-            asyncio.TaskGroup() as group,
-        ):
+            )
+            await self._all_files(client, on_progress, should_stop)
+        finally:  # what came before a stop or an error was measured, too
+            note_transfer(self.settings, self.received.bytes, self.received.seconds)
+
+    async def _all_files(
+        self, client: httpx.AsyncClient, on_progress: Progress, should_stop: Callable[[], bool]
+    ) -> None:
+        async with client as self.client, asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(on_progress, should_stop))
             async with asyncio.TaskGroup() as files:
                 for file in self.wanted:
@@ -481,7 +493,8 @@ class _Download:
         left = iter(segments)
         segment = next(left)
         async for part in response.aiter_raw():
-            await self.bandwidth.take(len(part))
+            await asyncio.sleep(max(0.0, self.bandwidth.delay(len(part))))
+            self.received.add(len(part))
             data = memoryview(part)
             while data:
                 room = segment.end - partial.position(segment)

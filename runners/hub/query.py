@@ -64,6 +64,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "missing_bytes": missing_bytes,
         "prunable_bytes": sum(model.bytes for model in others),
         "cache": str(settings.cache),
+        "link": settings.link,
     }
 
 

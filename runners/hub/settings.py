@@ -17,6 +17,7 @@ from runners.shared.addresses import proxy_of
 from runners.shared.environment import AUTHORITIES, NETWORK
 
 HUGGING_FACE = "https://huggingface.co"
+HUB_LINK = "hub"
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
@@ -38,7 +39,9 @@ class HubSettingsError(ValueError):
 class HubSettings:
     """The Hub of this host.
 
-    ``max_bytes_per_second`` limits one process; 0: no limit. ``connections`` are those at once.
+    ``max_bytes_per_second`` limits all processes of the host whose folder is ``host_dir``, without
+    one this process; 0: no limit. ``connections`` are those at once. ``link``: under which name
+    that host notes how fast files came.
     """
 
     endpoint: str = HUGGING_FACE
@@ -51,6 +54,8 @@ class HubSettings:
     proxy: str = ""  # of the endpoint, as messages name it; httpx reads the variables itself
     authorities: Path | None = None  # a PEM file that counts instead of the usual ones
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
+    host_dir: Path | None = None
+    link: str = HUB_LINK
 
     def repository_folder(self, repository: str) -> Path:
         """Return the folder of a repository in the cache."""
@@ -73,10 +78,7 @@ class HubSettings:
 
 
 def from_environment(
-    variables: Mapping[str, str],
-    *,
-    max_bytes_per_second: float = 0.0,
-    connections: int = DEFAULT_CONNECTIONS,
+    variables: Mapping[str, str], *, connections: int = DEFAULT_CONNECTIONS
 ) -> HubSettings:
     """Return the settings that an environment states.
 
@@ -90,7 +92,6 @@ def from_environment(
         endpoint=endpoint,
         cache=cache_folder(variables),
         token=_token(variables.get(HUB_TOKEN, "")),
-        max_bytes_per_second=max(0.0, max_bytes_per_second),
         connections=max(1, connections),
         is_offline=any(
             variables.get(name, "").upper() in TRUE

@@ -20,6 +20,7 @@ from pathlib import Path
 from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
+from runners.hub.links import of_host
 from runners.hub.listing import HubFile, Listing, look_up, read_config
 from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import RepositoryName
@@ -43,6 +44,7 @@ from runners.jobspec.references import hub_references, with_references
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
 from runners.launchers.launch import HUB_VARIABLES, IN_ENVIRONMENT, OFFLINE, is_passed
 from runners.launchers.model_uses import LINKS, uses_on_host
+from runners.shared.config import HostConfigError
 from runners.shared.environment import NETWORK, tracker_variables
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
@@ -263,13 +265,14 @@ def main() -> None:
     folder, *command = sys.argv[1:]
     emitter = Emitter.from_environment()
     try:
-        settings = with_token(from_environment(own_variables()))
+        host_dir = Path(folder).parent.parent
+        settings = of_host(with_token(from_environment(own_variables())), host_dir)
         fetching = Fetching(Path(folder), settings, emitter)
         signal.signal(signal.SIGTERM, lambda *_: fetching.stop())
         fetch_models(Path(folder), fetching)
     except DownloadStoppedError:
         sys.exit(TERMINATED)
-    except (HubError, HubSettingsError, BadInputError) as error:
+    except (HubError, HubSettingsError, HostConfigError, BadInputError) as error:
         marker = getattr(error, "prefix", "") or MARKERS.get(getattr(error, "kind", ""))
         sys.stderr.write(f"{marker or DOWNLOAD_FAILED}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)

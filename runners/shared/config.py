@@ -81,6 +81,8 @@ class HostConfig(BaseModel):
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
     job_memory_bytes: PositiveInt | None = None  # limit per process of a job
+    # Of all downloads and copies of models and data sets together; None: no limit.
+    max_transfer_bytes_per_second: int | None = Field(default=None, ge=64 * 1024)
     max_beat_seconds: float = Field(default=LONGEST_BEAT_SECONDS, gt=0)
     address: IpAddress | None = None  # for other hosts to reach this one; None: its first address
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts

@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PlainValidator,
+    PositiveFloat,
     PositiveInt,
     SecretStr,
     Strict,
@@ -161,11 +162,27 @@ class PrunedModel(Message):
     at_ms: TimestampMs
 
 
+class LinkReport(Message):
+    """How fast files come from a source, as a host's transfers measured: see runners.hub.links."""
+
+    link: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}$")]
+    address: Annotated[str, StringConstraints(max_length=300)]
+    bytes_per_second: PositiveFloat  # the median
+    low: PositiveFloat
+    high: PositiveFloat
+    num_transfers: PositiveInt
+    is_limited: bool = False  # the host allows no more
+
+
 class CacheReport(Message):
-    """What the Hub's cache of a host holds, and what was pruned since the last report."""
+    """What the Hub's cache of a host holds, what was pruned since the last report, and the links.
+
+    ``links``: how fast its files came.
+    """
 
     models: tuple[CachedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
     pruned: tuple[PrunedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
+    links: tuple[LinkReport, ...] = Field(default=(), max_length=8)
 
 
 class CacheOrders(Message):

@@ -10,11 +10,12 @@ import pytest
 from runners.host.preflight import HostState, run_checks
 from runners.hub.data_files import data_files
 from runners.hub.download import download
+from runners.hub.links import note_transfer
 from runners.hub.listing import look_up
 from runners.hub.pruning import RULE_FILE
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import needed_files
-from runners.hub.settings import from_environment
+from runners.hub.settings import HubSettings, from_environment
 from runners.hub.splits import note_of
 from runners.jobspec import HubData, HubModel
 from runners.shared.config import HostConfig, HostDir
@@ -45,6 +46,12 @@ def test_what_is_downloaded_and_where_is_said_before(host_dir, own_hub: Hub, tmp
     )
     assert str(tmp_path) in check.sentence
     assert check.figures["missing_bytes"] > 2**20
+
+    assert "It takes" not in check.sentence  # nothing was measured
+    note_transfer(HubSettings(endpoint=own_hub.url, host_dir=host_dir.path), 10**8, 10.0)
+    check = said(host_dir, min_free_bytes=0)
+    assert "It takes about 1 s at the 10 MB/s of this host's last transfer" in check.sentence
+    assert 0.1 < check.figures["seconds"] < 0.2
 
     full = said(host_dir, min_free_bytes=2**60)
     assert not full.ok

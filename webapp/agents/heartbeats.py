@@ -186,10 +186,12 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
             checks = changes.get("checks", host.checks)
             changes["checks"] = {**checks, stored_files.ORDERS: orders}
     if beat.cache is not None:
-        deleting = cached_models.report_store(host, beat.cache)
-        if deleting != host.checks.get(cached_models.ORDERS, {}):
-            checks = changes.get("checks", host.checks)
-            changes["checks"] = {**checks, cached_models.ORDERS: deleting}
+        found = {
+            cached_models.ORDERS: cached_models.report_store(host, beat.cache),
+            cached_models.LINKS: [each.model_dump() for each in beat.cache.links],
+        }
+        if any(value != host.checks.get(key, type(value)()) for key, value in found.items()):
+            changes["checks"] = changes.get("checks", host.checks) | found
     epoch_seen = beat.epoch
     if epoch_seen is not None and epoch_seen.number > host.epoch_seen and is_authentic(epoch_seen):
         changes["epoch_seen"] = epoch_seen.number

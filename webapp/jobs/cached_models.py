@@ -14,8 +14,15 @@ from django.db import transaction
 from django.db.models import Count, Max, Min, Sum
 
 from runners.datasets.repositories import DATA_SETS
+from runners.hub.links import LinkRate
 from runners.hub.repository import COMMIT
-from runners.shared.messages import MAX_CACHED, CachedModel, CacheOrders, CacheReport
+from runners.shared.messages import (
+    MAX_CACHED,
+    CachedModel,
+    CacheOrders,
+    CacheReport,
+    LinkReport,
+)
 from webapp.audit.models import event_record
 from webapp.core.display import listed
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem
@@ -25,6 +32,7 @@ from webapp.hosts.services import checks_update, publish_host_checks
 from webapp.jobs.models import LIVE_STATES, Job, JobState, RepositoryUse
 
 ORDERS = "model_orders"  # key of Host.checks: org/name@commit -> who asked for the deletion
+LINKS = "links"  # key of Host.checks: runners.shared.messages.LinkReport each
 FIELDS = ("size_bytes", "num_files", "used_at", "is_complete")
 LEAST_COMMIT = 7  # digits by which people name one
 MAX_KEEP_BYTES = 2**60
@@ -392,6 +400,21 @@ def hosts_with(uses: Collection[Use], hosts: Collection[str]) -> dict[Use, froze
     return {
         use: frozenset(host for host, repository, commit in known if use.is_of(repository, commit))
         for use in uses
+    }
+
+
+def link_rates(host: Host) -> dict[str, LinkRate]:
+    """Return how fast files came to a host, by link, as its transfers measured."""
+    return {
+        each.link: LinkRate(
+            each.address,
+            each.bytes_per_second,
+            each.low,
+            each.high,
+            each.num_transfers,
+            each.is_limited,
+        )
+        for each in map(LinkReport.model_validate, host.checks.get(LINKS) or ())
     }
 
 

@@ -14,7 +14,7 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
 from runners.hub.repository import COMMIT
-from runners.hub.settings import HUB_TOKEN
+from runners.hub.settings import HUB_LINK, HUB_TOKEN
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -60,7 +60,7 @@ from webapp.core.names import checked_name
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
-from webapp.jobs.cached_models import Use, bytes_to_download
+from webapp.jobs.cached_models import Use, bytes_to_download, link_rates
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.scheduler_options import check_scheduler, scheduler_of
@@ -135,7 +135,7 @@ RANDOM_WEIGHTS = (
     "real, the text and its perplexity are not."
 )
 DOWNLOAD = " First it downloads what its cache lacks of {}, a repository of the Hub."
-DOWNLOAD_OF = " First it downloads about {1} of {0}, a repository of the Hub."
+DOWNLOAD_OF = " First it downloads about {1} of {0}, a repository of the Hub{2}."
 IN_CACHE = " {} is in this host's cache: nothing is downloaded."
 IN_CACHE_BEFORE = " {} is in this host's cache; if it has changed since, that is downloaded first."
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}  # of a parameter, of checkpoints without other parts
@@ -351,8 +351,11 @@ class LaunchContext:
         if missing == 0:
             is_commit = bool(COMMIT.fullmatch(model.revision))
             return (IN_CACHE if is_commit else IN_CACHE_BEFORE).format(model.repository)
-        text = DOWNLOAD if missing is None else DOWNLOAD_OF
-        return text.format(model.repository, memory(missing or 0))
+        if missing is None:
+            return DOWNLOAD.format(model.repository)
+        rate = link_rates(self.host).get(HUB_LINK)
+        takes = f": {rate.words(missing)}" if rate else ""
+        return DOWNLOAD_OF.format(model.repository, memory(missing), takes)
 
     def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
         """Return what the names of a launch stand for; only what it names is looked up."""

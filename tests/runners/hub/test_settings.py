@@ -57,7 +57,7 @@ def test_settings_come_from_the_environment_and_show_no_token():
         "HF_ENDPOINT": " https://mirror.lan/hub/ ", "HF_TOKEN": "hf_secret\n", "HF_HOME": "/big",
         "HF_HUB_OFFLINE": "yes", "HTTPS_PROXY": "http://ada:secret@proxy.lan:3128",
     }  # fmt: skip
-    settings = from_environment(variables, max_bytes_per_second=1e6)
+    settings = from_environment(variables)
     assert settings.endpoint == "https://mirror.lan/hub"
     assert settings.is_offline
     assert settings.proxy == "the proxy http://proxy.lan:3128 of HTTPS_PROXY"

@@ -33,7 +33,11 @@ def post(user, host: Host, action: str, **fields) -> str:
 
 def test_the_page_lists_models_and_only_operators_change_them(alice, olga, charlie, host, model):
     make_model(host, "part", commit="", is_complete=False, size_bytes=5)
+    assert "Files come at" not in page(alice, host)
+    link = {"link": "hub", "address": "h.lan", "bytes_per_second": 5e7, "low": 4e7, "high": 6e7}
+    Host.objects.filter(pk=host.pk).update(checks={"links": [link | {"num_transfers": 2}]})
     text = page(alice, host)
+    assert "50 MB/s (40 to 60 MB/s), measured on the last 2 transfers from h.lan" in text
     for words in ("acme/tiny", A[:12], "unfinished download", "2 repositories, 1.00", "3 files"):
         assert words in text, words
     for action in ("pin", "unpin", "delete", "rule"):

@@ -10,10 +10,12 @@ from runners.jobspec import GenerateSpec, HubModel, RandomModel, ServeSpec
 from runners.plans.document import PLANS, ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
+from runners.shared.messages import CacheReport, LinkReport
 from tests.hub.hub_server import Hub
 from tests.hub.models import make_data_sets
-from tests.webapp.conftest import client_of, enrol
+from tests.webapp.conftest import client_of, enrol, make_beat
 from webapp.accounts.secrets import secret_store
+from webapp.agents.heartbeats import host_beat
 from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, HostModel
@@ -99,6 +101,14 @@ def test_the_review_says_what_the_download_adds_without_asking_the_hub(
     assert said().startswith("First it downloads what its cache lacks of acme/tiny"), said()
     model(other_host, 8 * MIB)  # which says how large it is
     assert said().startswith("First it downloads about 8.00 MiB of acme/tiny"), said()
+    link = LinkReport(link="hub", address="h.lan", bytes_per_second=1e4, low=5e3, high=2e4,
+                      num_transfers=4)  # fmt: skip
+    cache = CacheReport(links=(link,))
+    host_beat(host=host, beat=make_beat(cache=cache))
+    takes = "about 14 min (7 to 28 min) at the 0.010 MB/s of this host's last 4 transfers from h"
+    assert takes in launch_note(plan)["text"]
+    host_beat(host=host, beat=make_beat(cache=CacheReport()))
+    assert said().endswith("a repository of the Hub."), said()
     part = model(host, 2 * MIB, commit="", is_complete=False)
     assert said().startswith("First it downloads about 6.00 MiB of acme/tiny"), said()
     model(host, 8 * MIB, commit="f" * 40)  # another commit

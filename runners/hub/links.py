@@ -1,0 +1,208 @@
+"""How fast files come to this host from each source, and the bandwidth that its processes share.
+
+Each download and each copy notes its bytes and seconds in the host's folder. The newest of a
+source say how long the next one takes: their median, and the range of the middle 80 percent.
+"""
+
+import fcntl
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from planner.specs.units import MIB
+from runners.hub.settings import HubSettings
+from runners.shared.config import HostConfigError, HostDir
+
+LINKS_FILE = "links.json"
+LIMIT_FILE = "bandwidth"
+SITE = "site"  # the link to the server, by which copies come
+KEPT = 20  # transfers of a source, the newest
+LEAST_BYTES = 8 * MIB  # fewer say more of the delay than of the rate
+MIDDLE = 0.8  # of the transfers, within the stated range
+LONGEST_DELAY_SECONDS = 600.0  # a time further away was written before the clock was set
+
+
+class LinkRate(NamedTuple):
+    """Bytes per second of a source's transfers: the median, and the range of the middle 80 %."""
+
+    address: str  # of the source, such as huggingface.co
+    median: float
+    low: float
+    high: float
+    num_transfers: int
+    is_limited: bool = False  # the host allows no more than the median now
+
+    def words(self, num_bytes: float) -> str:
+        """Return how long a transfer takes, and by what figure, for the end of a sentence.
+
+        >>> LinkRate("mirror.lan", 50e6, 40e6, 80e6, 3).words(24e9).partition(" this ")[0]
+        'about 8 min (5 to 10 min) at the 50 MB/s of'
+        """
+        several = self.num_transfers > 1
+        seconds, least, most = (num_bytes / each for each in (self.median, self.high, self.low))
+        around = f" ({_range(least, most)})" * several
+        of = f"last {self.num_transfers} transfers" if several else "last transfer"
+        if self.is_limited:
+            return f"about {_duration(seconds)} at the {_rate(self.median)} that this host allows"
+        return (
+            f"about {_duration(seconds)}{around} at the {_rate(self.median)} of this host's {of} "
+            f"from {self.address}"
+        )
+
+    @property
+    def figure(self) -> str:
+        """Return the rate with its range, of how many transfers, from where.
+
+        >>> LinkRate("mirror.lan", 50e6, 40e6, 80e6, 3).figure
+        '50 MB/s (40 to 80 MB/s), measured on the last 3 transfers from mirror.lan'
+        """
+        several = self.num_transfers > 1
+        around = f" ({_rate(self.low).removesuffix(' MB/s')} to {_rate(self.high)})" * several
+        of = f"last {self.num_transfers} transfers" if several else "last transfer"
+        allowed = ", as much as the host allows" * self.is_limited
+        return f"{_rate(self.median)}{around}, measured on the {of} from {self.address}{allowed}"
+
+
+def _duration(seconds: float) -> str:
+    number, unit = _in_unit(seconds, seconds)
+    return f"{number} {unit}"
+
+
+def _range(least: float, most: float) -> str:
+    low, unit = _in_unit(least, most)
+    return f"{low} to {_in_unit(most, most)[0]} {unit}"
+
+
+def _in_unit(seconds: float, of: float) -> tuple[str, str]:
+    """Return a duration in the unit in which another one is stated."""
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if of >= 1.5 * size:
+            number = seconds / size
+            return f"{number:.{int(unit == 'h')}f}", unit
+    return f"{max(1.0, seconds):.0f}", "s"
+
+
+def _rate(bytes_per_second: float) -> str:
+    number = bytes_per_second / 1e6
+    digits = max(0, 1 - math.floor(math.log10(number))) if number > 0 else 0
+    return f"{number:.{min(digits, 3)}f} MB/s"
+
+
+def of_host(settings: HubSettings, host_dir: Path) -> HubSettings:
+    """Return settings whose transfers a host notes, within the bandwidth that it allows.
+
+    Raises:
+        HostConfigError: config.json of the host's folder is not valid.
+    """
+    limit = HostDir(host_dir).config().max_transfer_bytes_per_second
+    return replace(settings, host_dir=host_dir, max_bytes_per_second=float(limit or 0))
+
+
+# What was measured
+
+
+def note_transfer(settings: HubSettings, num_bytes: int, seconds: float) -> None:
+    """Keep the bytes and seconds of a transfer, if they say something of the link.
+
+    A host's folder that cannot be written is no reason to lose a download: nothing is kept.
+    """
+    if settings.host_dir is None or num_bytes < LEAST_BYTES or seconds <= 0:
+        return
+    path = settings.host_dir / LINKS_FILE
+    with suppress(OSError), _locked(path.with_suffix(".lock")):
+        links = _read(path)
+        known, address = links.get(settings.link), urlsplit(settings.endpoint).netloc
+        is_same = isinstance(known, dict) and known.get("address") == address
+        before = known.get("transfers", []) if is_same else []
+        transfers = [*before, [num_bytes, round(seconds, 3)]][-KEPT:]
+        links[settings.link] = {"address": address, "transfers": transfers}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(links))
+        temporary.replace(path)
+
+
+def measured_rates(host_dir: Path) -> dict[str, LinkRate]:
+    """Return what a host measured of each link, by the link's name; none was measured: empty.
+
+    No rate is higher than what the host allows now.
+    """
+    limit = math.inf
+    with suppress(HostConfigError):
+        limit = HostDir(host_dir).config().max_transfer_bytes_per_second or math.inf
+    found = {}
+    for name, link in _read(host_dir / LINKS_FILE).items():
+        with suppress(LookupError, TypeError, ValueError, ZeroDivisionError):
+            measured = (int(size) / float(seconds) for size, seconds in link["transfers"])
+            rates = sorted(min(limit, rate) for rate in measured)
+            outside = (1 - MIDDLE) / 2 * (len(rates) - 1)
+            found[name] = LinkRate(
+                address=str(link["address"]),
+                median=statistics.median(rates),
+                low=rates[math.floor(outside)],
+                high=rates[math.ceil(len(rates) - 1 - outside)],
+                num_transfers=len(rates),
+                is_limited=statistics.median(rates) >= limit,
+            )
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        document = json.loads(path.read_bytes())
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+# The limit
+
+
+class Bandwidth:
+    """Delays whoever receives or sends, so that all together keep within a rate.
+
+    With a host's folder, "all" are this host's processes: the time until which the link is taken
+    lies in a file there. Without one, those of this process.
+    """
+
+    def __init__(self, settings: HubSettings) -> None:
+        self._rate = settings.max_bytes_per_second
+        self._path = settings.host_dir / LIMIT_FILE if settings.host_dir else None
+        self._free_at = 0.0
+
+    def delay(self, num_bytes: int) -> float:
+        """Take the link for some bytes; return the seconds to wait until they may have passed."""
+        if self._rate <= 0:
+            return 0.0
+        seconds = num_bytes / self._rate
+        if self._path is None:
+            self._free_at = _after(self._free_at, seconds)
+            return self._free_at - time.time()
+        with _locked(self._path) as handle:
+            with suppress(ValueError):
+                self._free_at = float(os.pread(handle, 32, 0) or b"0")
+            self._free_at = _after(self._free_at, seconds)
+            os.pwrite(handle, f"{self._free_at:<32.6f}".encode(), 0)
+        return self._free_at - time.time()
+
+
+def _after(free_at: float, seconds: float) -> float:
+    now = time.time()
+    begins = free_at if now < free_at < now + LONGEST_DELAY_SECONDS else now
+    return begins + seconds
