@@ -29,6 +29,7 @@ from webapp.pages import (
     plans,
     playground,
     queue,
+    remote_code,
     tunings,
     wizard,
     workflows,
@@ -99,6 +100,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # modelhub
     path("models/", model_catalog.model_list, name="model-list"),
     path("models/new/", model_catalog.model_new, name="model-new"),
+    path("models/code/", remote_code.code_list, name="remote-code"),
+    path("models/code/save/", remote_code.code_save, name="remote-code-save"),
+    path("models/code/<slug:code_id>/delete/", remote_code.code_remove, name="remote-code-remove"),
     path("models/<slug:model_id>/evaluate/", evaluation.model_evaluate, name="model-evaluate"),
     path("models/<slug:model_id>/publish/", evaluation.model_push, name="model-publish"),
     path("models/<slug:model_id>/rename/", model_catalog.model_rename_view, name="model-rename"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from runners.cli import model_copies
+from runners.cli import model_copies, remote_code
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
     OutputOption,
@@ -187,6 +187,7 @@ def _catalog_app(catalog: Catalog) -> typer.Typer:
 models = _catalog_app(MODELS)
 models.command("push")(model_copies.model_push)
 models.command("copy")(model_copies.model_copy)
+models.add_typer(remote_code.code, name="code")
 devices = _catalog_app(DEVICES)
 
 

@@ -39,6 +39,13 @@ class Alike(TypedDict):
     is_apart: NotRequired[bool]
 
 
+class AllowedCode(TypedDict):
+    """A repository at a commit whose code an administrator has read."""
+
+    model: str
+    reason: NotRequired[str]
+
+
 class ChangedDeployment(TypedDict):
     """What is to change; a field that is left out stays."""
 

@@ -120,8 +120,8 @@ def note_transfer(settings: HubSettings, num_bytes: int, seconds: float) -> None
     with suppress(OSError), _locked(path.with_suffix(".lock")):
         links = _read(path)
         known, address = links.get(settings.link), urlsplit(settings.endpoint).netloc
-        is_same = isinstance(known, dict) and known.get("address") == address
-        before = known.get("transfers", []) if is_same else []
+        is_known = isinstance(known, dict) and known.get("address") == address
+        before = (known or {}).get("transfers", []) if is_known else []
         transfers = [*before, [num_bytes, round(seconds, 3)]][-KEPT:]
         links[settings.link] = {"address": address, "transfers": transfers}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

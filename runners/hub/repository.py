@@ -11,6 +11,7 @@ from runners.datasets.repositories import DATA_SETS
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 GGUF = ".gguf"
+MODULE = ".py"  # a repository's own code
 # https://github.com/ggml-org/llama.cpp, tools/gguf-split: %s-%05d-of-%05d.gguf
 GGUF_PART = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 LONGEST_PATH = 1024  # characters

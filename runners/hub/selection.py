@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from runners.datasets.text import TextError, read_json, read_text
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import HubFile, Listing, read_file
-from runners.hub.repository import GGUF, GGUF_PART, PICKLES
+from runners.hub.repository import GGUF, GGUF_PART, MODULE, PICKLES
 from runners.hub.settings import HubSettings
 
 Weights = Literal["safetensors", "gguf"]
@@ -35,6 +35,7 @@ ADAPTER = "adapter_model.safetensors"
 BESIDE = ("mmproj", "imatrix")  # GGUF files that are no language model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<at>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 SHOWN = 12
+OTHER_REPOSITORY = "--"  # between a repository and its module, in transformers' auto_map
 
 
 def needed_files(
@@ -59,8 +60,9 @@ def needed_files(
         raise HubError(
             "remote_code",
             f"{shown(listing.repository, listing.revision)} needs code of its own (auto_map in "
-            "its config.json), which never runs here: choose a repository whose architecture the "
-            "engine has itself, or its GGUF files",
+            "its config.json), which runs only where an administrator of the team has read and "
+            f"allowed it (slipway models code allow {code_key(listing)}): choose a repository "
+            "whose architecture the engine has itself, or its GGUF files",
         )
     chosen = _gguf_files(listing, file) if weights == "gguf" else _safetensors(listing, shards)
     beside = (
@@ -70,6 +72,31 @@ def needed_files(
         or (each.path.startswith(TEMPLATES) and each.path.endswith(".jinja"))
     )
     return (*sorted(beside, key=lambda each: each.path), *chosen)
+
+
+def code_key(listing: Listing) -> str:
+    """Return how an administrator names the code of a repository at a commit."""
+    return f"{listing.repository}@{listing.commit}"
+
+
+def code_files(listing: Listing, config: Mapping[str, Any]) -> tuple[HubFile, ...]:
+    """Return the modules beside a repository's config.json: its code, where that is allowed.
+
+    Raises:
+        HubError: remote_code: the config names code of another repository, which no commit fixes.
+    """
+    auto_map = config.get("auto_map")
+    for each in auto_map.values() if isinstance(auto_map, dict) else ():
+        for name in each if isinstance(each, list) else [each]:
+            if isinstance(name, str) and OTHER_REPOSITORY in name:
+                raise HubError(
+                    "remote_code",
+                    f"{shown(listing.repository, listing.revision)} names code of another "
+                    f"repository ({name[:120]}), which no commit fixes and which never runs here: "
+                    "choose a repository that has its own code, or none",
+                )
+    found = (each for each in listing.files if "/" not in each.path)
+    return tuple(each for each in found if each.path.endswith(MODULE))
 
 
 def readable_files(listing: Listing) -> tuple[HubFile, ...]:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from runners.hub.data_files import CARD, data_files, look_up_data
@@ -23,8 +23,8 @@ from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.links import of_host
 from runners.hub.listing import HubFile, Listing, look_up, read_config
 from runners.hub.pruning import prune, read_rule
-from runners.hub.repository import RepositoryName
-from runners.hub.selection import exact_files, some
+from runners.hub.repository import MODULE, RepositoryName
+from runners.hub.selection import code_files, code_key, exact_files, some
 from runners.hub.settings import (
     HUB_TOKEN,
     HubSettings,
@@ -37,7 +37,11 @@ from runners.hub.store import mark_used, missing, resolve_offline, snapshot_fold
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
 from runners.jobs.in_environment import STARTING, TERMINATED
-from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, gguf_names
+from runners.jobs.model_files import (
+    CODE_FOLDERS_VARIABLE,
+    MODEL_ROOTS_VARIABLE,
+    gguf_names,
+)
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
 from runners.jobspec import DownloadedData, FolderModel, HubData, HubModel
 from runners.jobspec.references import hub_references, with_references
@@ -67,10 +71,18 @@ MARKERS = {
 class Fetching:
     """The downloads of one job, with one progress figure for each model."""
 
-    def __init__(self, attempt_dir: Path, settings: HubSettings, emitter: Emitter) -> None:
+    def __init__(
+        self,
+        attempt_dir: Path,
+        settings: HubSettings,
+        emitter: Emitter,
+        trusted: Collection[str] = (),
+    ) -> None:
         self._attempt_dir, self._settings, self._emitter = attempt_dir, settings, emitter
         self._host_dir = attempt_dir.parent.parent
         self._own: list[HubModel | HubData] = []  # all that the job names
+        self._trusted = frozenset(trusted)
+        self.code_folders: list[Path] = []  # whose own code the job runs
         self._stopped = threading.Event()
         self._reported_at = 0.0
 
@@ -118,6 +130,9 @@ class Fetching:
             on_progress=self._report,
             should_stop=self._stopped.is_set,
         )
+        if modules := [file.path for file in files if file.path.endswith(MODULE)]:
+            self._emitter.log(f"{name}: its own code runs, as allowed: {some(modules)}")
+            self.code_folders.append(folder)
         self._emitter.log(f"{name} is complete in {folder}")
         mark_used(folder)
         names = [file.path for file in files]
@@ -136,9 +151,22 @@ class Fetching:
             return listing, data_files(listing, model.subset, model.split, settings)
         listing = look_up(name, settings, LOOK_UP_SECONDS)
         is_built_in = listing.needs_remote_code and self._is_built_in(listing)
-        return listing, exact_files(
-            listing, model.weights, model.file, settings, is_built_in=is_built_in
+        code = () if is_built_in else self._allowed_code(listing, model)
+        files = exact_files(
+            listing, model.weights, model.file, settings, is_built_in=is_built_in or bool(code)
         )
+        return listing, (*files, *code)
+
+    def _allowed_code(self, listing: Listing, model: HubModel) -> tuple[HubFile, ...]:
+        """Return the modules of a repository that needs them, if they are allowed at its commit.
+
+        Raises:
+            HubError: the code is of another repository.
+        """
+        is_needed = listing.needs_remote_code and model.weights == "safetensors"
+        if not is_needed or code_key(listing) not in self._trusted:
+            return ()
+        return code_files(listing, read_config(listing, self._settings))
 
     def _make_room(self, listing: Listing, missing_bytes: int) -> None:
         """Delete models by the host's rule, if it has one, where a download would break it."""
@@ -174,6 +202,8 @@ class Fetching:
         folder = snapshot_folder(self._settings, model.repository, commit)
         self._emitter.log(f"{error}; the job uses {folder}, which is there")
         mark_used(folder)
+        if f"{model.repository}@{commit}" in self._trusted and any(folder.glob(f"*{MODULE}")):
+            self.code_folders.append(folder)
         if isinstance(model, HubData):
             if names := stored_split(self._host_dir, model, commit, self._settings):
                 return self._chosen(model, folder, names)
@@ -267,7 +297,8 @@ def main() -> None:
     try:
         host_dir = Path(folder).parent.parent
         settings = of_host(with_token(from_environment(own_variables())), host_dir)
-        fetching = Fetching(Path(folder), settings, emitter)
+        trusted = read_request(Path(folder) / "spec.json").trusted_code
+        fetching = Fetching(Path(folder), settings, emitter, trusted)
         signal.signal(signal.SIGTERM, lambda *_: fetching.stop())
         fetch_models(Path(folder), fetching)
     except DownloadStoppedError:
@@ -282,6 +313,9 @@ def main() -> None:
     roots = os.environ.get(MODEL_ROOTS_VARIABLE, "")
     cache = str(settings.cache)
     os.environ[MODEL_ROOTS_VARIABLE] = os.pathsep.join(filter(None, (roots, cache)))
+    if fetching.code_folders:
+        os.environ[CODE_FOLDERS_VARIABLE] = os.pathsep.join(map(str, fetching.code_folders))
+        os.environ["HF_MODULES_CACHE"] = str(Path(folder) / "modules")  # of this job alone
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execv(command[0], command)  # noqa: S606 - no shell: a list
 

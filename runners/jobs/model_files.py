@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
-from runners.hub.repository import GGUF, GGUF_PART, PICKLES
+from runners.hub.repository import GGUF, GGUF_PART, MODULE, PICKLES
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, HubModel, StoredModel
 from runners.jobspec.engines import serving, titles
@@ -40,6 +40,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+CODE_FOLDERS_VARIABLE = "SLIPWAY_CODE_FOLDERS"  # of models whose own code is allowed to run
+_with_code: set[Path] = set()  # private folders of such models
 MODEL_FILES = ("config.json",)  # and the weights: see ``weight_names``
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -66,9 +68,12 @@ def pin_folder(
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     private = place / folder.name
     private.mkdir()
+    if str(folder) in os.environ.get(CODE_FOLDERS_VARIABLE, "").split(os.pathsep):
+        _with_code.add(private)
     handle = _open_below(folder, roots)
     try:
-        for name in _read_names(folder, handle, roots, needed):
+        modules = _data_names(handle, frozenset({MODULE})) if runs_code(private) else []
+        for name in [*_read_names(folder, handle, roots, needed), *modules]:
             file = _open_file(folder, handle, name, roots)
             if name in LIBRARY_TEXTS or (name == ADAPTER_CONFIG and owner is not None):
                 check_text(file, name, str(folder))
@@ -81,6 +86,19 @@ def pin_folder(
     if (private / "config.json").exists():
         check_config(read_config(private / "config.json"), str(folder))
     return private
+
+
+def runs_code(private: Path) -> bool:
+    """Return whether a folder of ``pin_folder`` is of a model whose own code may run.
+
+    An administrator allowed its repository at its commit (``runners.jobs.fetch``).
+    """
+    return private in _with_code
+
+
+def code_flags(private: Path) -> tuple[str, ...]:
+    """Return the option by which vLLM and SGLang run the own code of a model, where it may run."""
+    return ("--trust-remote-code",) if runs_code(private) else ()
 
 
 def _complete_index(path: Path) -> None:
@@ -130,9 +148,9 @@ def _open_below(path: Path, roots: Sequence[Path]) -> int:
     return handle
 
 
-def _data_names(handle: int) -> list[str]:
+def _data_names(handle: int, suffixes: Set[str] = DATA_SUFFIXES) -> list[str]:
     with os.scandir(handle) as entries:
-        names = [entry.name for entry in entries if Path(entry.name).suffix in DATA_SUFFIXES]
+        names = [entry.name for entry in entries if Path(entry.name).suffix in suffixes]
     if len(names) > MAX_FILES:
         raise BadInputError(f"the model folder has {len(names)} files; the limit is {MAX_FILES}")
     return sorted(names)

@@ -28,6 +28,7 @@ from runners.jobs.model_files import (
     gguf_files,
     has_weights,
     read_config,
+    runs_code,
     some,
     weight_files,
 )
@@ -467,6 +468,7 @@ def _names(file: safe_open) -> list[str]:
 # transformers ships types, but leaves some of its functions without.
 
 
+CAUSAL = "AutoModelForCausalLM"  # key of auto_map
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -481,10 +483,13 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
     gguf_name = _gguf_name(folder)
     if gguf_name is None:
         check_files(folder)
-    config_of(folder)
+    config = config_of(folder)
+    # With a config that is given the library uses the registered class of the model's own code.
+    given = {"config": config} if runs_code(folder) else {}
     try:
         loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
+            **given,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -528,6 +533,8 @@ def config_of(folder: Path) -> PretrainedConfig:
     Raises:
         BadInputError: its config.json is no model that the library knows.
     """
+    if runs_code(folder):
+        return _config_by_own_code(folder)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
@@ -538,6 +545,33 @@ def config_of(folder: Path) -> PretrainedConfig:
         if read_config(folder / "config.json").get("auto_map"):  # transformers says to trust it
             reason = "the code that its auto_map names never runs; give a model of another type"
         raise BadInputError(f"{msg}: {reason}") from error
+    return config
+
+
+def _config_by_own_code(folder: Path) -> PretrainedConfig:
+    """Return the config of a model whose own code is allowed, and register its classes.
+
+    Afterwards the library knows the architecture as its own, wherever a model is made of it.
+
+    Raises:
+        BadInputError: the code fails, or has no causal language model.
+    """
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    stated = read_config(folder / "config.json").get("auto_map")
+    reference = stated.get(CAUSAL) if isinstance(stated, dict) else None
+    if not isinstance(reference, str):
+        msg = f"cannot load {folder.name}: auto_map in its config.json names no {CAUSAL}"
+        raise BadInputError(msg)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=True
+        )
+        found = get_class_from_dynamic_module(reference, str(folder), local_files_only=True)
+        AutoModelForCausalLM.register(type(config), found, exist_ok=True)
+    except Exception as error:  # of code that is not ours
+        msg = f"cannot load {folder.name}: its own code fails: {first_line(error)}"
+        raise BadInputError(msg) from error
     return config
 
 

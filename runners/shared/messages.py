@@ -520,6 +520,8 @@ class RunRequest(Message):
     devices: tuple[RunDevice, ...] = ()
     max_duration_seconds: float | None = None
     gang: Gang | None = None  # None: one process
+    # Repositories whose own code may run, as org/name@commit: administrators allowed it.
+    trusted_code: tuple[str, ...] = Field(default=(), max_length=16)
 
 
 def option_paths(document: object, prefix: str = "") -> Iterator[str]:

@@ -44,6 +44,7 @@ from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.modelhub.remote_code import code_allow
 from webapp.plans.models import Plan
 from webapp.tunings.models import Tuning
 from webapp.wizard.drafts import draft_begin
@@ -387,8 +388,11 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         host=job.host, repository="acme/small", commit="a" * 40, asked_by="olga",
         files=[{"path": "config.json", "size_bytes": 2, "etag": "b" * 40}],
     )  # fmt: skip
+    code = code_allow(team=team, name=f"acme/own@{'a' * 40}", reason="", by="olga")
     known = {
         "team": team.pk,
+        "<slug:code_id>": code.pk,
+        "<code_id>": code.pk,
         "<slug:copy_id>": copied.pk,
         "<copy_id>": copied.pk,
         "<org>": "acme",

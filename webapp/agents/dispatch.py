@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from runners.host.app import QUEUE, sign
 from runners.host.redis_access import celery_options
+from runners.hub.repository import COMMIT
 from runners.jobspec.compress import LIBRARY_DTYPES
 from runners.jobspec.serve import EngineOptions
 from runners.launchers.launch import engine_of, environment_of
@@ -55,6 +56,7 @@ from webapp.hosts.services import (
     contact_of,
 )
 from webapp.jobs.allocation import allocate_pool, send_back
+from webapp.jobs.cached_models import uses_in
 from webapp.jobs.gangs import (
     all_claimed,
     devices_release,
@@ -67,6 +69,7 @@ from webapp.jobs.gangs import (
 )
 from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Job, JobState
 from webapp.jobs.transitions import transition
+from webapp.modelhub.remote_code import trusted_among
 
 # ---------------------------------------------------------------------------
 # Wake hosts: send due commands from the outbox as signed Celery messages.
@@ -472,8 +475,15 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
             ],
             "max_duration_seconds": job.max_duration_seconds,
             "gang": gang_of(attempt),
+            "trusted_code": _trusted_code(job, attempt),
         }
     )
+
+
+def _trusted_code(job: Job, attempt: Attempt) -> tuple[str, ...]:
+    """Return the models of a job whose own code may run, as administrators say now."""
+    at_commits = {use.key for use in uses_in(job.spec) if COMMIT.fullmatch(use.revision)}
+    return trusted_among(at_commits, {job.team_id, attempt.host.team_id}) if at_commits else ()
 
 
 def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:

@@ -39,6 +39,7 @@ PATH_ARGUMENTS = {
     "action": "What is done with the host",
     "attempt_id": "Id of the attempt",
     "commit": "Commit of the repository, 40 hex digits",
+    "code_id": "Id of the permission to run a repository's code",
     "copy_id": "Id of the copy of a model",
     "dataset_id": "Id of the uploaded file",
     "deployment_id": "Id of the deployment",

@@ -49,6 +49,32 @@ class TeamModel(TeamOwned):
         return quantised_config(config, self.weight_dtype)
 
 
+class TrustedCode(TeamOwned):
+    """The own code of a repository at one commit, which an administrator lets jobs run."""
+
+    repository = models.CharField(max_length=200)
+    commit = models.CharField(max_length=40)
+    reason = models.CharField(max_length=300, blank=True)
+    allowed_by = models.CharField(max_length=150)  # user name
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["repository", "-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["team", "repository", "commit"], name="one_row_per_trusted_code"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.commit[:12]}"
+
+    @property
+    def key(self) -> str:
+        """Return how hosts and the command line name it."""
+        return f"{self.repository}@{self.commit}"
+
+
 # ---------------------------------------------------------------------------
 # Model shapes from the catalog, a config or the demo, and figures derived from a shape.
 # ---------------------------------------------------------------------------

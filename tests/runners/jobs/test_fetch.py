@@ -48,6 +48,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     weights = {"config.json": CONFIG, "tokenizer.json": "{}", "model.safetensors": 2**20}
     write_files(folder / "acme/tiny", weights)
     write_files(folder / "acme/tiny-GGUF", {"tiny-Q8_0.gguf": 1000, "tiny-Q4_K_M.gguf": 999})
+    coded = json.dumps({"model_type": "coded", "auto_map": {"AutoConfig": "coded.Config"}})
+    write_files(
+        folder / "acme/coded", {**weights, "config.json": coded, "coded.py": "", "x.bin": 9}
+    )
     write_files(folder / "acme/pickled", {"config.json": CONFIG, "pytorch_model.bin": 1000})
     with Hub(folder, tokens={TOKEN}) as made:
         yield made
@@ -56,12 +60,14 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 class Attempt:
     """An attempt's folder, and the process that downloads its models."""
 
-    def __init__(self, folder: Path, hub: Hub, named: HubModel | JobSpec) -> None:
+    def __init__(
+        self, folder: Path, hub: Hub, named: HubModel | JobSpec, trusted: tuple[str, ...] = ()
+    ) -> None:
         self.folder, self.hub = folder / "attempts" / "one", hub
         self.folder.mkdir(parents=True, exist_ok=True)
         fields = {"attempt_id": "one", "job_id": "job", "number": 1, "fence": "f"}
         spec = GenerateSpec(model=named) if isinstance(named, HubModel) else named
-        request = RunRequest(spec=spec, **fields)
+        request = RunRequest(spec=spec, trusted_code=trusted, **fields)
         self.spec = self.folder / "spec.json"
         self.spec.write_text(request.model_dump_json())
         self.cache, self.events = folder / "cache", folder / "events"
@@ -154,6 +160,33 @@ def test_a_second_job_and_one_without_the_hub_use_what_is_there(tmp_path, hub):
         assert ended.returncode == 0, ended.stderr
         assert Path(again.request.spec.model.path, "config.json").read_text() == CONFIG
     assert hub.sent("/lfs/") == sent
+
+
+def test_code_comes_and_runs_only_where_it_is_allowed_at_that_commit(tmp_path, hub):
+    commit, model = hub.commit("acme/coded"), HubModel(repository="acme/coded")
+    for trusted in ((), (f"acme/coded@{'a' * 40}",), (f"acme/tiny@{commit}",)):
+        ended = Attempt(tmp_path, hub, model, trusted).run()
+        assert f"slipway models code allow acme/coded@{commit}" in ended.stderr, trusted
+    assert not list((tmp_path / "cache").rglob("*.py"))
+
+    for variables in ({}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):  # and then out of the cache
+        attempt = Attempt(tmp_path, hub, model, (f"acme/coded@{commit}",))
+        ended = attempt.run(**variables)
+        assert ended.returncode == 0, ended.stderr
+        folder = attempt.request.spec.model.path
+        seen = json.loads(ended.stdout.splitlines()[-1])
+        assert seen["SLIPWAY_CODE_FOLDERS"] == folder
+        assert seen["HF_MODULES_CACHE"] == str(attempt.folder / "modules")
+        assert {each.name for each in Path(folder).iterdir()} >= {"coded.py", "config.json"}
+        assert not (Path(folder) / "x.bin").exists()
+
+    foreign = json.dumps(
+        {"model_type": "coded", "auto_map": {"AutoConfig": "evil/x--coded.Config"}}
+    )
+    (hub.folder / "acme/coded/config.json").write_text(foreign)
+    changed = f"acme/coded@{hub.commit('acme/coded')}"
+    ended = Attempt(tmp_path, hub, model, (changed,)).run()
+    assert "names code of another repository (evil/x--coded.Config)" in ended.stderr
 
 
 def test_of_gguf_files_the_job_sees_the_chosen_one_alone(tmp_path, hub):

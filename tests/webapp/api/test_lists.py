@@ -18,6 +18,7 @@ from webapp.deployments.models import Deployment, ServingKey, Usage
 from webapp.hosts.models import HostModel, ModelCopy, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.remote_code import code_allow
 from webapp.plans.models import Plan, PlanState
 from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
@@ -47,7 +48,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 27
+    assert len(LISTS) == 28
     assert wrong == []
 
 
@@ -104,6 +105,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
             ratio=1.0, measured_at=now(),
         )  # fmt: skip
     Pool.objects.create(team=team, name="second", slug="second")
+    code_allow(team=team, name=f"acme/other@{'a' * 40}", reason="", by="alice")
     client_of(alice)  # a second session
     for number in (8, 9):  # of a job that was tried again
         Attempt.objects.create(

@@ -56,6 +56,7 @@ RULES = {
             "list_pools",
             "list_models",
             "list_data",
+            "list_trusted_code",
             "list_devices",
             "list_techniques",
             "get_technique",
@@ -201,6 +202,8 @@ RULES = {
     "rotate_serving_key": rule(SELF, is_object=True),
     "withdraw_launch_request": rule(SELF, is_object=True),
     "list_audit": rule(ADMIN),
+    "allow_code": rule(ADMIN),
+    "forbid_code": rule(ADMIN, is_object=True),
 }
 BODIES: dict[str, dict] = {
     "create_plan": {"goal": "serve"},
@@ -242,6 +245,7 @@ BODIES: dict[str, dict] = {
     "make_token": {"name": "laptop", "scope": "launch"},
     "set_secret": {"value": "hf_abcdefgh"},
     "change_limits": {"max_devices": 3},
+    "allow_code": {"model": f"acme/own@{'b' * 40}"},
     "ask_plan": {}, "ask_estimate": {}, "ask_inverse": {},
 }  # fmt: skip
 QUERY = {
@@ -317,6 +321,7 @@ def test_every_operation_has_a_rule_and_a_name_of_its_own():
 GONE = {
     "launch_classification", "apply_suggestion", "mark_host_apart", "delete_secret",
     "build_environment", "remove_environment", "pin_host_model", "delete_host_model",
+    "forbid_code",
 }  # fmt: skip
 
 
@@ -409,7 +414,8 @@ TWINS = {
     "plan-clone": "clone_plan", "plan-delete": "delete_plan", "plan-compute": "compute_plan",
     "plan-export": "export_plan", "plan-tab": "list_plan_versions", "limits": "ask_inverse",
     "model-choices": "list_models", "device-choices": "list_devices",
-    "model-list": "list_models", "model-new": "add_model", "model-evaluate": "evaluate_model",
+    "remote-code": "list_trusted_code", "remote-code-save": "allow_code",
+    "remote-code-remove": "forbid_code", "model-list": "list_models", "model-new": "add_model", "model-evaluate": "evaluate_model",
     "model-publish": "publish_model",
     "model-rename": "change_model", "model-delete": "delete_model",
     "model-detail": "get_model", "technique-list": "list_techniques",

@@ -8,6 +8,7 @@ Sources: SGLang 0.5.23 (PyPI wheel): ``sglang/srt/arg_groups/fields`` for the ar
 
 import sys
 
+from runners.jobs.model_files import code_flags
 from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, calls_of, checked
 from runners.jobs.serve.relayed.process import (
     Command,
@@ -65,7 +66,7 @@ def arguments(spec: ServeSpec, placed: ModelPaths, port: int) -> list[str]:
         {name: str(folder) for name, folder in placed.adapters.items()},
         str(placed.draft) if placed.draft else None,
         tuple(loaded_format(Sglang.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)),
-        tuple(template_flags(placed.model)),
+        (*template_flags(placed.model), *code_flags(placed.model)),
         parsers=calls_of(spec, placed).flags,
     )
     return sglang_arguments(checked(spec), found, str(port))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runners.jobs.model_files import read_config
+from runners.jobs.model_files import code_flags, read_config
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.relayed.backend import (
     VISIBLE,
@@ -117,7 +117,7 @@ def arguments(
         {name: str(folder) for name, folder in placed.adapters.items()},
         str(placed.draft) if placed.draft else None,
         tuple(loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)),
-        tuple(template_flags(placed.model)),
+        (*template_flags(placed.model), *code_flags(placed.model)),
         str(max((_rank(name, folder) for name, folder in placed.adapters.items()), default=0)),
         calls_of(spec, placed).flags,
     )
