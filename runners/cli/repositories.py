@@ -31,8 +31,8 @@ def read_repository(name: str, field: str) -> Published:
     from runners.hub.settings import HubSettingsError, from_environment
 
     try:
-        settings = from_environment(os.environ)
-        repository = parse(name, settings.endpoint)
+        repository = parse(name, from_environment(os.environ, hub="huggingface").endpoint)
+        settings = from_environment(os.environ, hub=repository.hub)
         listing = look_up(repository, settings, SECONDS)
         config = read_config(listing, settings, SECONDS)
     except (HubError, HubSettingsError, PlannerError) as error:

@@ -1,4 +1,6 @@
-"""Models and data sets of the Hugging Face Hub by name: looked up, downloaded, verified, kept.
+"""Models and data sets of a hub by name: looked up, downloaded, verified, kept.
+
+The hub is Hugging Face's, or a mirror of it; models may be ModelScope's (``modelscope``).
 
 ``names`` reads what people type, ``listing`` asks the Hub what a repository holds, ``selection``
 and ``data_files``, which has ``cards``, choose the files that a job reads, ``store`` and

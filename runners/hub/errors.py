@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from runners.hub.settings import HUB_TOKEN, HUGGING_FACE, HubSettings
+from runners.hub.settings import HUGGING_FACE, MODELSCOPE, HubSettings
 
 Kind = Literal[
     "offline",  # no route, no such name, refused, no answer in time
@@ -74,7 +74,7 @@ def unreachable(error: Exception, url: str, settings: HubSettings) -> HubError:
             "tls",
             f"the certificate of {host} is not trusted, or the connection is no TLS ({said}): "
             "name your organisation's authorities in SSL_CERT_FILE on the host, or correct "
-            f"HF_ENDPOINT, which is {settings.endpoint}",
+            f"{settings.endpoint_variable}, which is {settings.endpoint}",
         )
     if isinstance(error, httpx.ProxyError) or settings.proxy:
         return HubError(
@@ -86,9 +86,9 @@ def unreachable(error: Exception, url: str, settings: HubSettings) -> HubError:
         said = "no answer in time"
     return HubError(
         "offline",
-        f"{host} is not reached ({said}): connect the host to the network, set HF_ENDPOINT to a "
-        f"mirror that it reaches (it is {settings.endpoint}), or name a folder of a model, or a "
-        "file of data, on the host",
+        f"{host} is not reached ({said}): connect the host to the network, set "
+        f"{settings.endpoint_variable} to a mirror that it reaches (it is {settings.endpoint}), "
+        "or name a folder of a model, or a file of data, on the host",
     )
 
 
@@ -119,7 +119,7 @@ def refusal(
         return HubError(
             "rate_limited",
             f"{settings.endpoint} takes no more requests for now: try again in {seconds:.0f} s; "
-            f"with a token in {HUB_TOKEN} more are allowed",
+            f"with a token in {settings.token_name} more are allowed",
             retry_after=seconds,
         )
     if status in _NO_ACCESS or "x-error-code" in headers:
@@ -133,22 +133,23 @@ def _no_access(status: int, code: str, requested: str, settings: HubSettings) ->
     Without a token the Hub says 401 of what is not there too, so that names of private
     repositories cannot be guessed.
     """
-    page = page_of(requested, settings)
+    page, name = page_of(requested, settings), settings.token_name
     is_unauthorised = status == HTTPStatus.UNAUTHORIZED
     if code == "GatedRepo":
         return _gated(requested, page, settings)
     if is_unauthorised and settings.token and code not in _ABSENT:
         return HubError(
             "unauthorised",
-            f"{settings.endpoint} does not take the token of {HUB_TOKEN} for {requested}: it was "
-            f"revoked, has expired, or is another hub's; write a valid one into the secret "
-            f"{HUB_TOKEN}",
+            f"{settings.endpoint} does not take the token of {name} for {requested}: it was "
+            f"revoked, has expired, or is another hub's; write a valid one into the secret {name}",
         )
-    if status == HTTPStatus.FORBIDDEN and code not in _ABSENT:
+    # ModelScope says 403 of what is private, or not there, to whoever shows no token.
+    is_closed = settings.token or settings.hub != MODELSCOPE
+    if status == HTTPStatus.FORBIDDEN and code not in _ABSENT and is_closed:
         return HubError(
             "unauthorised",
-            f"{settings.endpoint} refuses {requested}: the token of {HUB_TOKEN} may not read it, "
-            f"or it is disabled; see {page}, or write another token into the secret {HUB_TOKEN}",
+            f"{settings.endpoint} refuses {requested}: the token of {name} may not read it, or it "
+            f"is disabled; see {page}, or write another token into the secret {name}",
         )
     return _absent(code, requested, settings, may_be_private=not settings.token)
 
@@ -158,10 +159,11 @@ _ABSENT = {"RepoNotFound": "", "RevisionNotFound": "revision", "EntryNotFound": 
 
 
 def _gated(requested: str, page: str, settings: HubSettings) -> HubError:
+    name = settings.token_name
     way_out = (
-        f"request access there with the account whose token the secret {HUB_TOKEN} holds"
+        f"request access there with the account whose token the secret {name} holds"
         if settings.token
-        else f"request access there, and write that account's token into the secret {HUB_TOKEN}"
+        else f"request access there, and write that account's token into the secret {name}"
     )
     return HubError(
         "gated", f"{_whole(requested)} is gated: {page} says who may read it; {way_out}"
@@ -175,9 +177,8 @@ def _absent(code: str, requested: str, settings: HubSettings, *, may_be_private:
         "file": "name a file that its page lists, or another revision",
     }.get(what, "correct its name, which is org/name as on its page")
     if not what and may_be_private:
-        way_out += (
-            f"; if it is private, write a token that may read it into the secret {HUB_TOKEN}"
-        )
+        name = settings.token_name
+        way_out += f"; if it is private, write a token that may read it into the secret {name}"
     lacking = requested if what == "file" else _whole(requested)
     return HubError("absent", f"{settings.endpoint} has no {lacking}: {way_out}")
 
@@ -203,7 +204,7 @@ def unusual(what: str, requested: str, url: str, settings: HubSettings) -> HubEr
     way_out = (
         "try again later, and see status.huggingface.co"
         if is_hub
-        else f"correct HF_ENDPOINT, which is {settings.endpoint}, or unset it"
+        else f"correct {settings.endpoint_variable}, which is {settings.endpoint}, or unset it"
     )
     return HubError("mirror", f"{host} answers {what} for {requested}: {way_out}")
 
@@ -211,7 +212,7 @@ def unusual(what: str, requested: str, url: str, settings: HubSettings) -> HubEr
 def page_of(requested: str, settings: HubSettings) -> str:
     """Return the address of the page of the repository in a text of ``shown``."""
     name = re.search(r"repository '([^']+)'", requested)
-    return f"{settings.endpoint}/{name[1]}" if name else settings.endpoint
+    return settings.page(name[1]) if name else settings.endpoint
 
 
 def wait_seconds(headers: Mapping[str, str], default: float = 10.0) -> float:

@@ -6,7 +6,7 @@ One request each, none for what the cache has; nothing is written.
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -18,9 +18,10 @@ import httpx
 from runners.datasets.records import SUFFIXES
 from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
+from runners.hub import modelscope
 from runners.hub.errors import HubError, refusal, renamed, shown, unreachable, unusual
 from runners.hub.repository import COMMIT, RepositoryName, is_safe_path
-from runners.hub.settings import HubSettings
+from runners.hub.settings import MODELSCOPE, HubSettings
 
 CONFIG = "config.json"
 TIMEOUT_SECONDS = 10.0
@@ -83,7 +84,7 @@ def look_up(
     Raises:
         HubError: offline, proxy, tls, unauthorised, absent, rate_limited or mirror.
     """
-    revision = name.revision or MAIN
+    revision = name.revision or settings.main
     kind = "" if name.repository.startswith(DATA_SETS) else "models/"
     url = (
         f"{settings.endpoint}/api/{kind}{name.repository}/revision/{quote(revision, safe='')}"
@@ -92,18 +93,45 @@ def look_up(
     requested = shown(name.repository, name.revision)
     _check_online(requested, settings)
     with _client(settings, timeout) as client:
-        data = _get(
-            client, url, requested, settings, MAX_LISTING_BYTES, repository=name.repository
-        )
-    try:
-        document = read_json(data.decode())
-    except ValueError:
-        raise unusual("no JSON", requested, url, settings) from None
+
+        def ask(address: str) -> object:
+            data = _get(
+                client, address, requested, settings, MAX_LISTING_BYTES, repository=name.repository
+            )
+            try:
+                return read_json(data.decode())
+            except ValueError:
+                raise unusual("no JSON", requested, address, settings) from None
+
+        if settings.hub == MODELSCOPE:
+            document: object = _of_modelscope(name.repository, revision, requested, settings, ask)
+        else:
+            document = ask(url)
     if not isinstance(document, dict):
         raise unusual("no JSON object", requested, url, settings)
     listing = _listing(document, name, settings, url)
     is_fixed = COMMIT.fullmatch(revision) is not None
     return replace(listing, revision="" if is_fixed else revision)
+
+
+def _of_modelscope(
+    repository: str,
+    revision: str,
+    requested: str,
+    settings: HubSettings,
+    ask: Callable[[str], object],
+) -> dict[str, Any]:
+    """Return the Hub's document of a repository of ModelScope."""
+    try:
+        return modelscope.document(settings.endpoint, repository, revision, ask)
+    except modelscope.AnswerError as error:
+        raise HubError(
+            "absent",
+            f"{settings.endpoint} has no {requested} for this request, and says: {error}; correct "
+            f"the name or the revision, as on {settings.page(repository)}",
+        ) from None
+    except (LookupError, TypeError, AttributeError):
+        raise unusual("no list of files", requested, settings.endpoint, settings) from None
 
 
 def _listing(
@@ -258,6 +286,8 @@ def _stored(listing: Listing, file: HubFile, settings: HubSettings) -> bytes | N
 
 def file_url(listing: Listing, path: str, settings: HubSettings) -> str:
     """Return the address of a file at a listing's commit."""
+    if settings.hub == MODELSCOPE:
+        return modelscope.file_url(settings.endpoint, listing.repository, listing.commit, path)
     return f"{settings.endpoint}/{listing.repository}/resolve/{listing.commit}/{quote(path)}"
 
 

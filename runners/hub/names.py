@@ -4,6 +4,7 @@ Of models that part is a GGUF file or type, of data sets a split, also with its 
 """
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -12,12 +13,14 @@ from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError, PlannerError
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
+from runners.hub.settings import MODELSCOPE
 from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
 FIELD = "repository"
+MODELSCOPE_SCHEME = "ms://"
 FORMS = (
-    "org/name, org/name@revision, the address of its page on huggingface.co, or for GGUF files "
-    "org/name:Q4_K_M or org/name/file.gguf"
+    "org/name, org/name@revision, the address of its page on huggingface.co, for GGUF files "
+    "org/name:Q4_K_M or org/name/file.gguf, or of ModelScope ms://org/name"
 )
 DATA_FIELD = "data_repository"
 DATA_FORMS = (
@@ -59,8 +62,13 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
         return _of_plain(name[len("hf://") :].removeprefix("models/"), text)
     if address := ADDRESS.fullmatch(name):
         host = name[: address.start("path")].lower()
-        if "ollama.com" in host or "modelscope.cn" in host:
+        if "ollama.com" in host:
             raise _refused(text, "it is an address of another library than the Hub")
+        if host == MODELSCOPE_SCHEME:
+            return replace(_of_plain(address["path"], text), hub=MODELSCOPE)
+        if "modelscope" in host:
+            path = address["path"].replace("/file/view/", "/blob/", 1)
+            return replace(_of_page(path, text), hub=MODELSCOPE)
         return _of_page(address["path"], text)
     if "://" in name:
         raise _refused(text, "it is an address of another site than the Hub")

@@ -1,8 +1,8 @@
 """What a host would download by name: one question on stdin, one JSON line as the answer.
 
-``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``,
-of data ``subset``, ``split`` and ``host_dir`` instead of weights; ``rule`` and ``spared`` may be
-there.
+``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "hub",
+"seconds"}``, of data ``subset``, ``split`` and ``host_dir`` instead of weights; ``rule`` and
+``spared`` may be there.
 A process of its own, so that the agent stays small: the hub's library takes 60 MB.
 """
 
@@ -35,7 +35,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """
     repository, revision = question["repository"], question["revision"]
     try:
-        settings = from_environment(os.environ)
+        # Data sets are Hugging Face's.
+        hub = question.get("hub", "huggingface")
+        settings = from_environment(os.environ, hub=hub)
     except HubSettingsError as error:
         return {"state": "failed", "kind": "offline", "problem": str(error)}
     try:

@@ -27,6 +27,7 @@ class RepositoryName:
     repository: str
     revision: str = ""
     file: str = ""
+    hub: str = ""  # "modelscope"; "": the usual one of whoever asks
 
     def __post_init__(self) -> None:
         """Keep paths and addresses made of it within their place, whoever made it.
@@ -48,7 +49,7 @@ class RepositoryName:
         file = self.file and (
             f"/{self.file}" if self.file.lower().endswith(GGUF) else f":{self.file}"
         )
-        return f"{self.repository}{at}{file}"
+        return f"{'ms://' * (self.hub == 'modelscope')}{self.repository}{at}{file}"
 
 
 def folder_name(repository: str) -> str:

@@ -10,21 +10,28 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+from runners.hub import modelscope
 from runners.hub.repository import folder_name
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import AUTHORITIES, NETWORK
 
 HUGGING_FACE = "https://huggingface.co"
 HUB_LINK = "hub"
+HubName = Literal["huggingface", "modelscope"]
+MODELSCOPE: HubName = "modelscope"
+# Under which other tools, too, a name without a hub is ModelScope's.
+USE_MODELSCOPE = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
+TOKENS = (HUB_TOKEN, modelscope.TOKEN)
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
 # the team's secret.
 PASSED = (
     "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",
-    "HF_HUB_OFFLINE", "HF_HUB_DISABLE_SYMLINKS",
+    "HF_HUB_OFFLINE", "HF_HUB_DISABLE_SYMLINKS", "MODELSCOPE_ENDPOINT", *USE_MODELSCOPE,
     *NETWORK,
 )  # fmt: skip
 DEFAULT_CONNECTIONS = 8
@@ -56,6 +63,31 @@ class HubSettings:
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
     host_dir: Path | None = None
     link: str = HUB_LINK
+    hub: HubName = "huggingface"
+
+    @property
+    def endpoint_variable(self) -> str:
+        """Return the variable that names another endpoint."""
+        return "MODELSCOPE_ENDPOINT" if self.hub == MODELSCOPE else "HF_ENDPOINT"
+
+    @property
+    def token_name(self) -> str:
+        """Return the name of the team's secret, and of the variable, that has the token."""
+        return modelscope.TOKEN if self.hub == MODELSCOPE else HUB_TOKEN
+
+    @property
+    def main(self) -> str:
+        """Return the branch that is meant where none is named."""
+        return modelscope.MAIN if self.hub == MODELSCOPE else "main"
+
+    def ref(self, revision: str) -> str:
+        """Return how the cache names a branch or tag: both hubs may have one of a name."""
+        return f"modelscope/{revision}" if self.hub == MODELSCOPE else revision
+
+    def page(self, repository: str) -> str:
+        """Return the address of a repository's page."""
+        place = "/models" if self.hub == MODELSCOPE else ""
+        return f"{self.endpoint}{place}/{repository}"
 
     def repository_folder(self, repository: str) -> Path:
         """Return the folder of a repository in the cache."""
@@ -69,7 +101,9 @@ class HubSettings:
         """Return the headers of a request: the token is for the Hub itself only."""
         headers = {"User-Agent": "slipway", "Accept-Encoding": "identity"}
         if self.token and self.is_own(url):
-            headers["Authorization"] = f"Bearer {self.token}"
+            bearer = {"Authorization": f"Bearer {self.token}"}
+            is_other = self.hub == MODELSCOPE
+            headers |= modelscope.credentials(self.token) if is_other else bearer
         return headers
 
     def tls(self) -> ssl.SSLContext | bool:
@@ -78,20 +112,30 @@ class HubSettings:
 
 
 def from_environment(
-    variables: Mapping[str, str], *, connections: int = DEFAULT_CONNECTIONS
+    variables: Mapping[str, str],
+    *,
+    hub: str = "huggingface",
+    connections: int = DEFAULT_CONNECTIONS,
 ) -> HubSettings:
-    """Return the settings that an environment states.
+    """Return the settings of a hub that an environment states; "": of its usual one.
 
     Raises:
-        HubSettingsError: HF_ENDPOINT is no address, HF_TOKEN no token, or a file of authorities
+        HubSettingsError: the endpoint is no address, the token none, or a file of authorities
             cannot be read.
     """
-    endpoint = _endpoint(variables.get("HF_ENDPOINT", ""))
+    name = usual_hub(variables) if not hub else MODELSCOPE if hub == MODELSCOPE else "huggingface"
+    is_other = name == MODELSCOPE
+    endpoint_variable = "MODELSCOPE_ENDPOINT" if is_other else "HF_ENDPOINT"
+    usual = modelscope.ENDPOINT if is_other else HUGGING_FACE
+    token = modelscope.TOKEN if is_other else HUB_TOKEN
+    endpoint = _endpoint(variables.get(endpoint_variable, ""), endpoint_variable, usual)
     proxy = proxy_of(endpoint, variables)
     return HubSettings(
         endpoint=endpoint,
         cache=cache_folder(variables),
-        token=_token(variables.get(HUB_TOKEN, "")),
+        token=_token(variables.get(token, ""), token),
+        link=modelscope.LINK if is_other else HUB_LINK,
+        hub=name,
         connections=max(1, connections),
         is_offline=any(
             variables.get(name, "").upper() in TRUE
@@ -101,6 +145,12 @@ def from_environment(
         authorities=_authorities(variables),
         has_symlinks=variables.get("HF_HUB_DISABLE_SYMLINKS", "").upper() not in TRUE,
     )
+
+
+def usual_hub(variables: Mapping[str, str]) -> HubName:
+    """Return the hub of names that state none, as vLLM and SGLang read it too."""
+    is_other = any(variables.get(name, "").upper() in TRUE for name in USE_MODELSCOPE)
+    return MODELSCOPE if is_other else "huggingface"
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:
@@ -129,15 +179,15 @@ def _expanded(path: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"\$(?:(\w+)|\{([^}]*)\})", value, str(Path(path).expanduser()))
 
 
-def _endpoint(text: str) -> str:
-    """Return the address of HF_ENDPOINT; a mirror may lie below a path.
+def _endpoint(text: str, variable: str, usual: str) -> str:
+    """Return the address that a variable names; a mirror may lie below a path.
 
     Raises:
         HubSettingsError: it is no http address.
     """
     address = text.strip().rstrip("/")
     if not address:
-        return HUGGING_FACE
+        return usual
     try:
         parts = urlsplit(address)
         is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -147,17 +197,17 @@ def _endpoint(text: str) -> str:
     if not is_address or has_more or not address.isascii() or re.search(r"\s", address):
         bare = re.sub(r"//[^/]*@", "//", text)
         raise HubSettingsError(
-            f"HF_ENDPOINT is {bare!r}: it must be the address of a hub without a user or a query, "
-            f"such as {HUGGING_FACE} or https://mirror.example.org/hub; correct or unset it"
+            f"{variable} is {bare!r}: it must be the address of a hub without a user or a query, "
+            f"such as {usual} or https://mirror.example.org/hub; correct or unset it"
         )
     return address
 
 
-def _token(text: str) -> str:
+def _token(text: str, name: str) -> str:
     token = "".join(text.split())
     if not (token.isascii() and token.isprintable()):
         raise HubSettingsError(
-            f"{HUB_TOKEN} has characters that no token has: copy the token again, without quotes"
+            f"{name} has characters that no token has: copy the token again, without quotes"
         )
     return token
 

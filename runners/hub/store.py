@@ -142,11 +142,11 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
     Without a revision it is what the cache calls main, or its only snapshot.
     """
     folder = repository_folder(settings, repository)
-    stated = revision or MAIN
+    stated = revision or settings.main
     if COMMIT.fullmatch(stated):
         return stated if (folder / "snapshots" / stated).is_dir() else None
     with contextlib.suppress(OSError, ValueError):
-        commit = (folder / "refs" / stated).read_text("ascii").strip()
+        commit = (folder / "refs" / settings.ref(stated)).read_text("ascii").strip()
         if COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir():
             return commit
     with contextlib.suppress(OSError):
@@ -341,16 +341,17 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
             _link(next(each for each in (blob, *same) if _size(each) == file.size), path, settings)
     if listing.revision:
         with contextlib.suppress(OSError):  # a complete cache may be there to be read only
-            _refer(repository_folder(settings, listing.repository), listing)
+            ref = settings.ref(listing.revision)
+            _refer(repository_folder(settings, listing.repository), ref, listing.commit)
     return folder
 
 
-def _refer(folder: Path, listing: Listing) -> None:
+def _refer(folder: Path, name: str, commit: str) -> None:
     """Let a branch or tag stand for a commit, for whoever reads it meanwhile too."""
-    ref = folder / "refs" / listing.revision
+    ref = folder / "refs" / name
     ref.parent.mkdir(parents=True, exist_ok=True)
     temporary = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
-    temporary.write_text(listing.commit, "ascii")
+    temporary.write_text(commit, "ascii")
     temporary.replace(ref)
 
 

@@ -21,16 +21,19 @@ from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.links import of_host
-from runners.hub.listing import HubFile, Listing, look_up, read_config
+from runners.hub.listing import CONFIG, HubFile, Listing, look_up, read_config
 from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import MODULE, RepositoryName
 from runners.hub.selection import code_files, code_key, exact_files, some
 from runners.hub.settings import (
     HUB_TOKEN,
+    MODELSCOPE,
+    TOKENS,
     HubSettings,
     HubSettingsError,
     existing_folder,
     from_environment,
+    usual_hub,
 )
 from runners.hub.splits import note_of, stored_split
 from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder
@@ -80,6 +83,7 @@ class Fetching:
     ) -> None:
         self._attempt_dir, self._settings, self._emitter = attempt_dir, settings, emitter
         self._host_dir = attempt_dir.parent.parent
+        self._others: dict[str, HubSettings] = {}  # of a hub beside the first one
         self._own: list[HubModel | HubData] = []  # all that the job names
         self._trusted = frozenset(trusted)
         self.code_folders: list[Path] = []  # whose own code the job runs
@@ -111,22 +115,21 @@ class Fetching:
         Raises:
             HubError: the repository or its files cannot be had.
         """
+        settings = self._settings_of(model)
         try:
-            listing, files = self._files_of(model)
+            listing, files = self._files_of(model, settings)
         except HubError as error:
-            return self._stored(model, error)
+            return self._stored(model, error, settings)
         name = f"{model.repository}@{listing.commit[:12]}"
         self._emitter.phase(f"Downloading {name}"[:80])
         self._emitter.log(
             f"{name}: {len(files)} files, {sum(file.size for file in files):,} bytes"
         )
-        self._make_room(
-            listing, sum(file.size for file in missing(listing, files, self._settings))
-        )
+        self._make_room(listing, sum(file.size for file in missing(listing, files, settings)))
         folder = download(
             listing,
             files,
-            self._settings,
+            settings,
             on_progress=self._report,
             should_stop=self._stopped.is_set,
         )
@@ -143,21 +146,40 @@ class Fetching:
             child.write_json(note, {"paths": names})
         return self._chosen(model, folder, names)
 
-    def _files_of(self, model: HubModel | HubData) -> tuple[Listing, tuple[HubFile, ...]]:
+    def _settings_of(self, model: HubModel | HubData) -> HubSettings:
+        """Return the settings of the hub that has a model; data sets are Hugging Face's."""
+        hub = model.hub or usual_hub(own_variables()) if isinstance(model, HubModel) else ""
+        if hub != MODELSCOPE:
+            return self._settings
+        if hub not in self._others:
+            found = with_token(from_environment(own_variables(), hub=hub))
+            self._others[hub] = of_host(found, self._host_dir)
+        return self._others[hub]
+
+    def _files_of(
+        self, model: HubModel | HubData, settings: HubSettings
+    ) -> tuple[Listing, tuple[HubFile, ...]]:
         """Return a repository as the hub has it, and the files of it that the job needs."""
-        name, settings = RepositoryName(model.repository, model.revision), self._settings
+        name = RepositoryName(model.repository, model.revision)
         if isinstance(model, HubData):
             listing = look_up_data(name, settings, LOOK_UP_SECONDS)
             return listing, data_files(listing, model.subset, model.split, settings)
         listing = look_up(name, settings, LOOK_UP_SECONDS)
-        is_built_in = listing.needs_remote_code and self._is_built_in(listing)
-        code = () if is_built_in else self._allowed_code(listing, model)
+        if (
+            settings.hub == MODELSCOPE and CONFIG in listing.paths
+        ):  # its listing says nothing of it
+            has_code = bool(read_config(listing, settings).get("auto_map"))
+            listing = dataclasses.replace(listing, needs_remote_code=has_code)
+        is_built_in = listing.needs_remote_code and self._is_built_in(listing, settings)
+        code = () if is_built_in else self._allowed_code(listing, model, settings)
         files = exact_files(
             listing, model.weights, model.file, settings, is_built_in=is_built_in or bool(code)
         )
         return listing, (*files, *code)
 
-    def _allowed_code(self, listing: Listing, model: HubModel) -> tuple[HubFile, ...]:
+    def _allowed_code(
+        self, listing: Listing, model: HubModel, settings: HubSettings
+    ) -> tuple[HubFile, ...]:
         """Return the modules of a repository that needs them, if they are allowed at its commit.
 
         Raises:
@@ -166,7 +188,7 @@ class Fetching:
         is_needed = listing.needs_remote_code and model.weights == "safetensors"
         if not is_needed or code_key(listing) not in self._trusted:
             return ()
-        return code_files(listing, read_config(listing, self._settings))
+        return code_files(listing, read_config(listing, settings))
 
     def _make_room(self, listing: Listing, missing_bytes: int) -> None:
         """Delete models by the host's rule, if it has one, where a download would break it."""
@@ -188,15 +210,17 @@ class Fetching:
             name = f"{model.repository}@{model.commit[:12]}"
             self._emitter.log(f"{name}, {model.bytes:,} bytes, was deleted by this host's rule")
 
-    def _is_built_in(self, listing: Listing) -> bool:
+    def _is_built_in(self, listing: Listing, settings: HubSettings) -> bool:
         """Return whether transformers has a model's architecture, whose own code is not run."""
         from transformers import CONFIG_MAPPING
 
-        return read_config(listing, self._settings).get("model_type") in CONFIG_MAPPING
+        return read_config(listing, settings).get("model_type") in CONFIG_MAPPING
 
-    def _stored(self, model: HubModel | HubData, error: HubError) -> FolderModel | DownloadedData:
+    def _stored(
+        self, model: HubModel | HubData, error: HubError, settings: HubSettings
+    ) -> FolderModel | DownloadedData:
         """Return a repository's files as they are in the cache, where the hub is out of reach."""
-        commit = resolve_offline(model.repository, model.revision, self._settings)
+        commit = resolve_offline(model.repository, model.revision, settings)
         if not error.is_out_of_reach or commit is None:
             raise error
         folder = snapshot_folder(self._settings, model.repository, commit)
@@ -259,17 +283,19 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
 
 
 def drop_credentials(command: Sequence[str]) -> None:
-    """Remove the hub's variables, and the file of its token, before the command.
+    """Remove the hub's variables, and the files of its tokens, before the command.
 
     A command that may build an environment keeps those of the network, for pip: it removes them.
     """
     kept = {*tracker_variables(), *(NETWORK if IN_ENVIRONMENT in command else ())}
-    for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[HUB_TOKEN], f"{HUB_TOKEN}_FILE"):
+    files = (f"{name}_FILE" for name in TOKENS)
+    for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[HUB_TOKEN], *files):
         if not is_passed(variable) and variable not in kept:  # passed: such as the cache's folder
             os.environ.pop(variable, None)
     os.environ |= OFFLINE
     if secrets := os.environ.get(DIRECTORY_VARIABLE):
-        (Path(secrets) / HUB_TOKEN).unlink(missing_ok=True)
+        for name in TOKENS:
+            (Path(secrets) / name).unlink(missing_ok=True)
 
 
 def own_variables() -> dict[str, str]:
@@ -281,8 +307,11 @@ def own_variables() -> dict[str, str]:
 
 def with_token(settings: HubSettings) -> HubSettings:
     """Return settings with the team's token, else with the one that the host's user has."""
-    path = os.environ.get(KNOWN_VARIABLES[HUB_TOKEN])
-    if not path and settings.token:
+    is_other = settings.hub == MODELSCOPE
+    path = os.environ.get(
+        f"{settings.token_name}_FILE" if is_other else KNOWN_VARIABLES[HUB_TOKEN]
+    )
+    if not path and (settings.token or is_other):
         return settings
     place = Path(path) if path else settings.cache.parent / "token"  # of ``hf auth login``
     with contextlib.suppress(OSError):

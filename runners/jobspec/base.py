@@ -134,7 +134,7 @@ class HubModel(JobDocument):
     The host fetches the files that the job needs, unless its cache has them, and the job then
     reads their folder. ``revision``: a commit, or a branch, which is read when the job starts;
     empty: main. ``file``: of GGUF weights the type or the file, such as Q4_K_M; empty where the
-    repository has one.
+    repository has one. ``hub``: which one has it; empty: the host's usual one.
     """
 
     source: Literal["hub"] = "hub"
@@ -142,6 +142,7 @@ class HubModel(JobDocument):
     revision: RevisionText = ""
     weights: Literal["safetensors", "gguf"] = "safetensors"
     file: str = Field(default="", max_length=LONGEST_NAME)
+    hub: Literal["", "huggingface", "modelscope"] = ""
 
 
 class RandomModel(JobDocument):

@@ -13,7 +13,7 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
-from runners.hub.settings import HUB_TOKEN
+from runners.hub.settings import TOKENS
 from runners.hub.settings import PASSED as PASSED_TO_HUB
 from runners.jobspec import (
     ArtefactModel,
@@ -56,7 +56,7 @@ from runners.supervision import child, procfs, supervisor
 
 FETCH = "runners.jobs.fetch"  # downloads models, then execs the job
 IN_ENVIRONMENT = "runners.jobs.in_environment"  # builds what is missing, then execs the job
-HUB_VARIABLES = (*PASSED_TO_HUB, HUB_TOKEN)
+HUB_VARIABLES = (*PASSED_TO_HUB, *TOKENS)
 OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}  # libraries download nothing
 MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
 SHORTEST_LAST_CALL_SECONDS = 5

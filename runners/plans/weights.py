@@ -29,6 +29,7 @@ def repository_of(chosen: ModelChoice) -> HubModel | None:
         revision=chosen.revision or name.revision,
         weights="gguf" if is_gguf_repository(text) else "safetensors",
         file=name.file,
+        hub="modelscope" if name.hub else "",
     )
 
 
@@ -53,6 +54,21 @@ def is_gguf_repository(text: str) -> bool:
     except PlannerError:
         return False
     return bool(name.file) or names_gguf(name.repository) is not None
+
+
+def names_weights(text: str) -> bool:
+    """Return whether a text says where weights are, beside which model they are of.
+
+    A repository of GGUF files, one of ModelScope, or a revision.
+
+    >>> names_weights("ms://Qwen/Qwen3-8B"), names_weights("Qwen/Qwen3-8B")
+    (True, False)
+    """
+    try:
+        name = parse(text)
+    except PlannerError:
+        return False
+    return bool(name.hub) or name.revision not in {"", "main"} or is_gguf_repository(text)
 
 
 def weights_for(model: ModelRef, launch: Launch, config: dict[str, object]) -> ModelRef:

@@ -294,6 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(hub.failing.pop(0), b"")
         elif self.command in {"POST", "PUT"}:
             self._write(segments)
+        elif segments[:3] == ["api", "v1", "models"]:
+            self._modelscope("/".join(segments[3:5]), segments[5:], parse_qs(parts.query))
         elif segments == ["api", "whoami-v2"]:
             self._whoami()
         elif segments[:2] == ["api", "models"] and len(segments) in {4, 6}:
@@ -362,6 +364,50 @@ class _Handler(BaseHTTPRequestHandler):
     def _error(self, status: int, code: str, message: str) -> None:
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
         self._send(status, json.dumps({"error": message}).encode(), headers)
+
+    # ModelScope. Sources: as of runners/hub/modelscope.py; 200 with another "Code" is a refusal.
+
+    def _modelscope(self, repository: str, place: list[str], query: dict[str, list[str]]) -> None:
+        hub, token = self.hub, self._token()
+        revision = query.get("Ref", query.get("Revision", ["master"]))[0]
+        closed = repository in hub.private or (place == ["repo"] and repository in hub.gated)
+        if token and (
+            token not in hub.tokens or f"m_session_id={token}" not in self.headers["cookie"]
+        ):
+            self._json({"Code": 401, "Message": "invalid token", "Success": False}, 401)
+            return
+        if not hub.has(repository) or (closed and token not in hub.admitted):
+            self._json(
+                {"Code": 404, "Message": "not found", "Success": False}, 403 if closed else 404
+            )
+            return
+        commit, files = hub.files(repository, "main" if revision == "master" else revision)
+        path = query.get("FilePath", [""])[0]
+        if files is None:
+            message = f"no revision {revision}"
+            self._json({"Code": 10010205001, "Message": message, "Success": False})
+        elif place == ["commits"]:
+            self._json({"Code": 200, "Data": {"Commit": [{"Id": commit, "ShortId": commit[:8]}]}})
+        elif place == ["repo", "files"]:
+            # As there: folders are in the list, and of another spelling what is in them is not.
+            names = (
+                files if query.get("Recursive") == ["True"] else [n for n in files if "/" not in n]
+            )
+            folders = {name.rpartition("/")[0] for name in files} - {""}
+            entries = [{"Path": each, "Size": 0, "Sha256": "", "Type": "tree"} for each in folders]
+            entries += [{"Path": each, "Name": Path(each).name, "Size": files[each].size, "Type": "blob",
+                         "Sha256": files[each].sha256, "IsLFS": files[each].is_large,
+                         "Revision": commit} for each in names]  # fmt: skip
+            self._json({"Code": 200, "Data": {"Files": entries}, "Success": True})
+        elif place == ["repo"] and path in files:
+            file = files[path]
+            if file.is_large:
+                location = f"{hub.storage}/lfs/{file.sha256}?signature=1&name={Path(path).name}"
+                self._send(302, b"", {"Location": location})
+            else:
+                self._body(file, {}, path)
+        else:
+            self._send(404, b"")
 
     # Writing. Sources: huggingface_hub 2.4, hf_api.py, lfs.py and _commit_api.py.
 

@@ -13,8 +13,9 @@ from planner.catalog.models import published_config
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
+from runners.hub import modelscope
 from runners.hub.repository import COMMIT
-from runners.hub.settings import HUB_LINK, HUB_TOKEN
+from runners.hub.settings import HUB_LINK, HUB_TOKEN, MODELSCOPE
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -353,7 +354,8 @@ class LaunchContext:
             return (IN_CACHE if is_commit else IN_CACHE_BEFORE).format(model.repository)
         if missing is None:
             return DOWNLOAD.format(model.repository)
-        rate = link_rates(self.host).get(HUB_LINK)
+        link = modelscope.LINK if model.hub == MODELSCOPE else HUB_LINK
+        rate = link_rates(self.host).get(link)
         takes = f": {rate.words(missing)}" if rate else ""
         return DOWNLOAD_OF.format(model.repository, memory(missing), takes)
 
@@ -489,12 +491,14 @@ def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
 
 
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
-    """Return a spec that downloads with the team's token for the hub, if the team has one."""
-    if HUB_TOKEN in spec.secrets or not hub_references(spec):
+    """Return a spec that downloads with the team's token for each hub, if the team has one."""
+    hubs = {getattr(each, "hub", "") for each in hub_references(spec)}
+    names = {modelscope.TOKEN if each == MODELSCOPE else HUB_TOKEN for each in hubs}
+    if not (lacking := names - set(spec.secrets)):
         return spec
-    if not Secret.objects.filter(team=team, name=HUB_TOKEN).exists():
-        return spec
-    return spec.model_copy(update={"secrets": (*spec.secrets, HUB_TOKEN)})
+    own = Secret.objects.filter(team=team, name__in=lacking).order_by("name")
+    added = own.values_list("name", flat=True)
+    return spec.model_copy(update={"secrets": (*spec.secrets, *added)}) if added else spec
 
 
 def _model_ref(question: Question) -> ModelRef:

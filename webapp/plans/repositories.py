@@ -17,7 +17,12 @@ from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
 from runners.hub.names import parse, reason_of
 from runners.hub.repository import COMMIT, RepositoryName
-from runners.hub.settings import HUB_TOKEN, HubSettings, HubSettingsError, from_environment
+from runners.hub.settings import (
+    HubSettings,
+    HubSettingsError,
+    from_environment,
+    usual_hub,
+)
 from runners.jobspec import HubData, HubModel, ModelSpec
 from runners.jobspec.references import Reference, with_references
 from runners.plans.document import ModelChoice
@@ -119,13 +124,15 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     def resolved(named: Reference) -> Reference:
         if not isinstance(named, HubModel | HubData):
             return named
+        if isinstance(named, HubModel) and not named.hub:  # the site's usual one, not the host's
+            named = named.model_copy(update={"hub": usual_hub(os.environ)})
         if isinstance(named, HubModel) and COMMIT.fullmatch(named.revision):
             return named
         try:
             if isinstance(named, HubData):
                 commit = _ask_for_data(named, team)
             else:
-                name = RepositoryName(named.repository, named.revision, named.file)
+                name = RepositoryName(named.repository, named.revision, named.file, named.hub)
                 commit = _ask(name, team, has_config=False).commit
         except UnreachableError:
             return named
@@ -140,7 +147,7 @@ def _ask(name: RepositoryName, team: Team, *, has_config: bool) -> Repository:
     from runners.hub.listing import check_access, look_up, read_config
     from runners.hub.selection import needed_files
 
-    with _asking(team, "model.repository") as settings:
+    with _asking(team, "model.repository", name.hub) as settings:
         listing = look_up(name, settings, ASK_SECONDS)
         if name.file:
             needed_files(listing, "gguf", name.file)
@@ -155,7 +162,7 @@ def _ask_for_data(data: HubData, team: Team) -> str:
     from runners.hub.data_files import data_files, look_up_data
     from runners.hub.listing import check_access
 
-    with _asking(team, "workload.data_repository") as settings:
+    with _asking(team, "workload.data_repository", "huggingface") as settings:
         name = RepositoryName(data.repository, data.revision)
         listing = look_up_data(name, settings, ASK_SECONDS)
         if listing.gated:
@@ -165,8 +172,8 @@ def _ask_for_data(data: HubData, team: Team) -> str:
 
 
 @contextmanager
-def _asking(team: Team, field: str) -> Iterator[HubSettings]:
-    """Give the site's settings with the team's token; what the hub refuses is of a field.
+def _asking(team: Team, field: str, hub: str) -> Iterator[HubSettings]:
+    """Give the site's settings of a hub with the team's token; what it refuses is of a field.
 
     Raises:
         RepositoryProblem: the hub refuses the repository.
@@ -175,12 +182,13 @@ def _asking(team: Team, field: str) -> Iterator[HubSettings]:
     from runners.hub.errors import HubError
 
     try:
-        settings = from_environment(os.environ)
+        settings = from_environment(os.environ, hub=hub)
     except HubSettingsError as error:  # changed since the site's start, which reads it too
         raise UnreachableError(f"{error}.") from error
     if settings.is_offline:
         raise UnreachableError("HF_HUB_OFFLINE is set for the site.")
-    if token := secrets_open(team_id=team.pk, names=[HUB_TOKEN]).get(HUB_TOKEN):
+    name = settings.token_name
+    if token := secrets_open(team_id=team.pk, names=[name]).get(name):
         settings = dataclasses.replace(settings, token=token)
     try:
         yield settings

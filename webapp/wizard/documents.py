@@ -34,7 +34,7 @@ from runners.plans.fields import Part, faults_in
 from runners.plans.latency_limits import SLO_SECONDS
 from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
-from runners.plans.weights import is_gguf_repository
+from runners.plans.weights import is_gguf_repository, names_weights
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
@@ -322,7 +322,7 @@ def _catalog_model(name: str, path: str) -> tuple[ModelChoice, list[str]]:
     except PlannerError as error:
         raise _wrong(path, sentence(error.message)) from error
     model = ModelChoice(source="catalog", catalog_id=known)
-    if is_gguf_repository(name):
+    if names_weights(name):
         model.repository = name
     stated = named.pins.get("quantization") if named else None
     if named is None or stated is None or named.assumed:

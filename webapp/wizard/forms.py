@@ -17,7 +17,7 @@ from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_t
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument
 from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_of
 from runners.plans.pins import GOALS_OF, MOST, MOST_OF, PINS, POOLS
-from runners.plans.weights import is_gguf_repository
+from runners.plans.weights import names_weights
 from webapp.accounts.models import Team
 from webapp.core.display import listed, sentence
 from webapp.core.numbers import DecimalField, WholeField
@@ -429,7 +429,7 @@ class ModelForm(StepForm):
         is_same = values["catalog_id"] == self.model.catalog_id and self.model.source == CATALOG
         values["repository"] = self.model.repository if is_same else ""
         values["revision"] = self.model.revision if is_same else None
-        if is_gguf_repository(typed):
+        if names_weights(typed):
             values |= {"repository": typed, "revision": None}
 
     def _check_hub(self, values: dict[str, Any]) -> None:

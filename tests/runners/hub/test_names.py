@@ -64,7 +64,8 @@ REFUSED = {
     "org/name/config.json": "'config.json' is no .gguf file",
     "org/name:Q4_K_M/a.gguf": "both the type 'Q4_K_M' and the file 'a.gguf'",
     "https://huggingface.co/datasets/org/name": "the address of a data set",
-    "https://modelscope.cn/models/org/name": "another library than the Hub",
+    "https://ollama.com/library/org/name": "another library than the Hub",
+    "ms://name": "'name' has no owner before a name",
     "https://example.org/org/name": "another site than the Hub",
 }
 
@@ -74,6 +75,22 @@ def test_a_repository_is_named_in_many_forms():
         name = parse(text, "http://mirror.lan/hub")
         assert (name.repository, name.revision, name.file) == expected, text
         assert parse(str(name)) == name, text
+
+
+def test_modelscope_is_named_by_its_scheme_or_the_address_of_its_page():
+    pages = "https://www.modelscope.cn/models/org/name"
+    for text, expected in {
+        "ms://org/name": "ms://org/name",
+        "ms://org/name@v1:Q8_0": "ms://org/name@v1:Q8_0",
+        f"{pages}/summary": "ms://org/name",
+        f"{pages}/files": "ms://org/name",
+        f"{pages}/file/view/v2/sub/a.gguf?status=2": "ms://org/name@v2/sub/a.gguf",
+        f"{pages}/resolve/v2/a.gguf": "ms://org/name@v2/a.gguf",
+        "modelscope.ai/models/org/name": "ms://org/name",
+    }.items():
+        assert str(parse(text)) == expected, text
+        assert parse(expected).hub == "modelscope", text
+    assert parse("org/name").hub == ""
 
 
 def test_a_refusal_names_the_field_the_value_and_the_forms():

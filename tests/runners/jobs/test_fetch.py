@@ -70,6 +70,7 @@ class Attempt:
         request = RunRequest(spec=spec, trusted_code=trusted, **fields)
         self.spec = self.folder / "spec.json"
         self.spec.write_text(request.model_dump_json())
+        self.secrets = {"HF_TOKEN": TOKEN}
         self.cache, self.events = folder / "cache", folder / "events"
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
@@ -78,7 +79,7 @@ class Attempt:
         )
         env = launch.render_env(self.folder.parent.parent, 1) | env
         env |= {"HF_ENDPOINT": self.hub.url, "HF_HUB_CACHE": str(self.cache)}
-        env |= attempts.write(self.folder, {"HF_TOKEN": TOKEN})
+        env |= attempts.write(self.folder, self.secrets)
         handle = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=(handle,),
@@ -160,6 +161,26 @@ def test_a_second_job_and_one_without_the_hub_use_what_is_there(tmp_path, hub):
         assert ended.returncode == 0, ended.stderr
         assert Path(again.request.spec.model.path, "config.json").read_text() == CONFIG
     assert hub.sent("/lfs/") == sent
+
+
+def test_a_model_of_modelscope_comes_from_there_with_its_token(tmp_path, hub):
+    hub.private, hub.tokens, hub.admitted = {"acme/tiny"}, {"ms-token"}, {"ms-token"}
+    own = {"MODELSCOPE_ENDPOINT": hub.url, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    model = HubModel(repository="acme/tiny", hub="modelscope")
+    refused = Attempt(tmp_path, hub, model).run(**own)
+    assert "MODEL_OR_DATA_MISSING" in refused.stderr
+    for named, more in (
+        (model, {"MODELSCOPE_API_TOKEN": "ms-token"}),  # of the host's user
+        (HubModel(repository="acme/tiny"), {"VLLM_USE_MODELSCOPE": "1"}),
+    ):
+        attempt = Attempt(tmp_path, hub, named)
+        if "MODELSCOPE_API_TOKEN" not in more:
+            attempt.secrets = {"MODELSCOPE_API_TOKEN": "ms-token"}
+        ended = attempt.run(**own, **more)
+        assert ended.returncode == 0, ended.stderr
+        assert Path(attempt.request.spec.model.path).name == hub.commit("acme/tiny")
+        assert "ms-token" not in ended.stdout
+        assert not (attempt.folder / "secrets/MODELSCOPE_API_TOKEN").exists()
 
 
 def test_code_comes_and_runs_only_where_it_is_allowed_at_that_commit(tmp_path, hub):

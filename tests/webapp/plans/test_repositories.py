@@ -10,6 +10,7 @@ from runners.jobspec import GenerateSpec, HubModel, RandomModel, ServeSpec
 from runners.plans.document import PLANS, ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
+from runners.plans.weights import stated_repository
 from runners.shared.messages import CacheReport, LinkReport
 from tests.hub.hub_server import Hub
 from tests.hub.models import make_data_sets
@@ -63,7 +64,7 @@ def test_a_name_becomes_a_plan_with_the_commit_and_a_job_of_it(plan_of_hub, alic
     job = plan_launch(plan=plan, by=alice)
     assert job.spec["model"] == {
         "source": "hub", "repository": "acme/tiny", "revision": own_hub.commit("acme/tiny"),
-        "weights": "safetensors", "file": "",
+        "weights": "safetensors", "file": "", "hub": "huggingface",
     }  # fmt: skip
     assert job.model_name == "tiny"
 
@@ -74,6 +75,41 @@ def test_a_catalog_model_is_downloaded_unless_its_weights_may_be_random(plan_of)
     random = launchable_of(plan, Launch(weights="random")).spec.model
     assert isinstance(random, RandomModel)
     assert random.config["hidden_size"] == 576
+
+
+def test_modelscope_is_asked_for_its_names_with_its_own_token(
+    plan_of_hub, team, alice, own_hub, monkeypatch
+):
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", own_hub.url)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    own_hub.tokens = own_hub.admitted = {"ms-0123456789"}
+    own_hub.private = {"acme/tiny"}
+    with pytest.raises(RepositoryProblem, match="secret MODELSCOPE_API_TOKEN"):
+        plan_of_hub(repository="ms://acme/tiny")
+    secret_store(team=team, name="MODELSCOPE_API_TOKEN", value="ms-0123456789", by=alice)
+    plan = plan_of_hub(repository="https://modelscope.cn/models/acme/tiny/summary")
+    assert plan.document.model.revision == own_hub.commit("acme/tiny")
+    spec = launchable_of(plan).spec
+    assert (spec.model.repository, spec.model.hub) == ("acme/tiny", "modelscope")
+    assert spec.secrets == ("MODELSCOPE_API_TOKEN",)
+
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # of the site: names without a hub
+    job = plan_launch(plan=plan_of_hub(), by=alice)
+    assert job.spec["model"]["hub"] == "modelscope"
+
+
+def test_what_a_name_says_of_the_weights_of_a_catalogs_model_is_kept(alice):
+    for name, repository in {
+        "ms://Qwen/Qwen3-0.6B": "ms://Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B/tree/v2": "Qwen/Qwen3-0.6B@v2",
+        "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main": None,
+        "Qwen/Qwen3-0.6B": None,
+    }.items():
+        body = {"goal": "serve", "model": name}
+        made = client_of(alice).post("/api/v1/plans", body, "application/json").json()
+        model = Plan.objects.get(pk=made["id"]).document.model
+        assert model.catalog_id == "Qwen/Qwen3-0.6B", name
+        assert stated_repository(model) == repository, name
 
 
 def test_the_teams_token_goes_with_jobs_that_download_and_with_no_other(

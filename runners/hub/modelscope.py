@@ -1,0 +1,84 @@
+"""ModelScope as a second hub: its API's answers, as the Hub's documents.
+
+Its own library is not used: it takes no commit as revision ("only branch and tag name is
+supported", modelscope/hub/snapshot_download.py), has a cache of its own, and no lock by which two
+jobs share a download. Sources: github.com/modelscope/modelscope at 1804ac6b (2026-06-05),
+``modelscope/hub``: ``api.py: get_model_files, list_repo_commits``,
+``file_download.py: get_file_download_url``, ``errors.py``; github.com/modelscope/modelscope_hub
+0.1.8, ``_legacy_api.py``, for the credentials.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from runners.hub.repository import COMMIT
+
+ENDPOINT = "https://www.modelscope.cn"
+TOKEN = "MODELSCOPE_API_TOKEN"  # noqa: S105 -- the name of the variable, and of the team's secret
+MAIN = "master"
+LINK = "modelscope"
+SHA256_DIGITS = 64
+OK = 200
+Ask = Callable[[str], object]  # from an address to the JSON document there
+
+
+class AnswerError(Exception):
+    """ModelScope says that it cannot answer; the message is its own."""
+
+
+def api(endpoint: str, repository: str) -> str:
+    """Return the address of a repository of models in ModelScope's API."""
+    return f"{endpoint}/api/v1/models/{quote(repository)}"
+
+
+def file_url(endpoint: str, repository: str, commit: str, path: str) -> str:
+    """Return the address of a file at a commit."""
+    query = urlencode({"Revision": commit, "FilePath": path})
+    return f"{api(endpoint, repository)}/repo?{query}"
+
+
+def credentials(token: str) -> dict[str, str]:
+    """Return the headers of a token; some addresses read the cookie, others the bearer."""
+    return {"Authorization": f"Bearer {token}", "Cookie": f"m_session_id={token}"}
+
+
+def document(endpoint: str, repository: str, revision: str, ask: Ask) -> dict[str, Any]:
+    """Return what ModelScope says of a repository, as the Hub's document of it.
+
+    Every file, small ones too, has the SHA-256 that ModelScope states.
+
+    Raises:
+        AnswerError: it refuses in an answer of status 200.
+        LookupError, TypeError: an answer has not the documented fields.
+    """
+    address = api(endpoint, repository)
+    if COMMIT.fullmatch(revision):
+        commit = revision
+    else:
+        query = urlencode({"Ref": revision, "PageNumber": 1, "PageSize": 1})
+        commit = _data(ask(f"{address}/commits?{query}"))["Commit"][0]["Id"]
+    # "Recursive=true" is another word, for which folders are left out.
+    query = urlencode({"Revision": commit, "Recursive": "True"})
+    files = _data(ask(f"{address}/repo/files?{query}"))["Files"] or []
+    siblings = [
+        {
+            "rfilename": each["Path"],
+            "size": each["Size"],
+            "lfs": {"sha256": str(each["Sha256"]).lower(), "size": each["Size"]},
+        }
+        for each in files
+        if each.get("Type") != "tree"
+    ]
+    return {"sha": commit, "siblings": siblings}
+
+
+def _data(answer: object) -> Mapping[str, Any]:
+    if not isinstance(answer, dict):
+        raise TypeError("no JSON object")
+    if answer.get("Code") != OK:
+        raise AnswerError(str(answer.get("Message") or f"code {answer.get('Code')}")[:200])
+    data = answer["Data"]
+    if not isinstance(data, dict):
+        raise TypeError("no data")
+    return data
