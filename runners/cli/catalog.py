@@ -213,15 +213,25 @@ def model_add(
 ) -> None:
     """Register a model of the team on the server, to plan for it by its name."""
     from runners.cli.server import server, wrote
+    from runners.client.transport import ApiError
 
-    config, usual_name = read_config(source)
+    is_named = is_repository(source)
+    config, usual_name = (None, source) if is_named else read_config(source)
     if not (name or usual_name):
         raise CliError("--name is missing: standard input gives the model none", field="--name")
+    body: dict[str, Any] = {"name": name or usual_name}
+    body |= {"repository": source} if is_named else {"config": config}
     with server() as client:
-        added = client.add_model({"name": name or usual_name, "config": config})
+        try:
+            added = client.add_model(body)
+        except ApiError as error:
+            if error.code != "hub_unreachable":
+                raise
+            added = client.add_model(body | {"config": read_config(source)[0]})
     if wrote(added, output):
         return
-    typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters.")
+    what = "jobs load its weights by name" if added.source == "hub" else "without weights"
+    typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters, {what}.")
 
 
 ModelArgument = Annotated[
@@ -325,13 +335,24 @@ def _model_of(client: "Slipway", text: str) -> "ModelReply":
     )
 
 
+def is_repository(source: str) -> bool:
+    """Return whether a text names a repository, and neither a folder nor a file here."""
+    from planner.catalog.model_names import ADDRESS
+    from runners.cli.plan_request import is_path
+    from runners.cli.plans import is_file
+
+    path = Path(source)
+    if "/" not in source or is_file(path / CONFIG) or is_file(path):
+        return False
+    return bool(ADDRESS.fullmatch(source)) or not is_path(source)
+
+
 def read_config(source: str) -> tuple[Row, str]:
     """Return the config.json of a folder, a file or a repository, and the model's usual name.
 
     Raises:
         CliError: there is none, or it is not a JSON object.
     """
-    from runners.cli.plan_request import is_path
     from runners.cli.plans import is_file, read_document
 
     if source == "-":
@@ -342,7 +363,7 @@ def read_config(source: str) -> tuple[Row, str]:
     if is_file(path):
         folder = path.resolve().parent.name
         return read_document(source), folder if path.name == CONFIG else path.stem
-    if "/" in source and not is_path(source):
+    if is_repository(source):
         from runners.cli.repositories import read_repository
 
         return read_repository(source, "MODEL").config, source

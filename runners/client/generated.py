@@ -681,7 +681,10 @@ class Operations:
     def add_model(
         self, body: NewModel | JsonObject, *, idempotency_key: str | None = None
     ) -> ModelDetail:
-        """Register a model of the team by its config."""
+        """Register a model of the team by its config, or by a repository, whose weights jobs load.
+
+        503 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
+        """
 
     @operation("GET", "/models/{model_id}")
     def get_model(self, model_id: str) -> ModelDetail:

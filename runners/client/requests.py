@@ -240,7 +240,8 @@ class NewModel(TypedDict):
     """A model by its ``config.json``, as Hugging Face publishes it."""
 
     name: str
-    config: dict[str, Any]
+    config: NotRequired[dict[str, Any] | None]
+    repository: NotRequired[str | None]
 
 
 class NewModelCopy(TypedDict):

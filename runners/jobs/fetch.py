@@ -308,9 +308,8 @@ def own_variables() -> dict[str, str]:
 def with_token(settings: HubSettings) -> HubSettings:
     """Return settings with the team's token, else with the one that the host's user has."""
     is_other = settings.hub == MODELSCOPE
-    path = os.environ.get(
-        f"{settings.token_name}_FILE" if is_other else KNOWN_VARIABLES[HUB_TOKEN]
-    )
+    name = f"{settings.token_name}_FILE" if is_other else KNOWN_VARIABLES[HUB_TOKEN]
+    path = os.environ.get(name)
     if not path and (settings.token or is_other):
         return settings
     place = Path(path) if path else settings.cache.parent / "token"  # of ``hf auth login``

@@ -14,7 +14,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PlainValidator,
-    PositiveFloat,
     PositiveInt,
     SecretStr,
     Strict,
@@ -162,15 +161,18 @@ class PrunedModel(Message):
     at_ms: TimestampMs
 
 
+LinkSpeed = Annotated[float, Field(gt=0, le=1e15)]  # bytes per second
+
+
 class LinkReport(Message):
     """How fast files come from a source, as a host's transfers measured: see runners.hub.links."""
 
     link: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}$")]
     address: Annotated[str, StringConstraints(max_length=300)]
-    bytes_per_second: PositiveFloat  # the median
-    low: PositiveFloat
-    high: PositiveFloat
-    num_transfers: PositiveInt
+    bytes_per_second: LinkSpeed  # the median
+    low: LinkSpeed
+    high: LinkSpeed
+    num_transfers: int = Field(ge=1, le=1000)
     is_limited: bool = False  # the host allows no more
 
 

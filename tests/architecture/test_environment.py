@@ -49,10 +49,11 @@ EXCEPTIONS = {
     "runners/jobs/__init__.py": {"_name"},
     "runners/jobs/events.py": {"EVENT_FD_VARIABLE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
     "runners/jobs/fetch.py": {
-        "DIRECTORY_VARIABLE", "KNOWN_VARIABLES[HUB_TOKEN]", "MODEL_ROOTS_VARIABLE", "name", "variable",
+        "CODE_FOLDERS_VARIABLE", "DIRECTORY_VARIABLE", "HF_MODULES_CACHE", "MODEL_ROOTS_VARIABLE",
+        "name", "variable",
     },
     "runners/jobs/in_environment.py": {"HOST_DIR_VARIABLE", "variable"},
-    "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
+    "runners/jobs/model_files.py": {"CODE_FOLDERS_VARIABLE", "MODEL_ROOTS_VARIABLE"},
     "runners/jobs/tracking.py": {"DIRECTORY_VARIABLE", "RANK", "name"},
     "runners/jobs/tracker_program.py": {
         "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR", "WANDB_API_KEY", "options.pop('secrets')",
@@ -75,7 +76,7 @@ EXCEPTIONS = {
 }  # fmt: skip
 # Our own variables that no operator sets.
 INTERNAL = {
-    "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
+    "SLIPWAY_CODE_FOLDERS", "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
     "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS", "SLIPWAY_GANG",
     "SLIPWAY_SECRETS_DIR", "SLIPWAY_TRACKER_VARIABLES", "SLIPWAY_REWARD_ROOTS",
     "SLIPWAY_POD_IP",

@@ -42,7 +42,8 @@ from runners.client.replies.library import (
     TechniqueReply,
 )
 from runners.datasets.records import Format
-from runners.jobspec.base import MAX_UPLOAD_BYTES, NAME_LENGTH, RevisionText
+from runners.jobspec.base import LONGEST_NAME, MAX_UPLOAD_BYTES, NAME_LENGTH, RevisionText
+from runners.plans.document import ModelChoice
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -58,7 +59,13 @@ from webapp.api.requests import Paging, Sent, ShortPaging, job_key, page_keys, p
 from webapp.bench.ratios import stored
 from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
-from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
+from webapp.core.problems import (
+    REFUSALS,
+    ForbiddenProblem,
+    InvalidProblem,
+    NotFoundProblem,
+    UnavailableProblem,
+)
 from webapp.core.queries import in_order
 from webapp.core.search import folded
 from webapp.datasets.models import Dataset
@@ -74,6 +81,7 @@ from webapp.jobs.publishing import model_publish
 from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters
+from webapp.plans.repositories import UnreachableError, with_config
 from webapp.wizard.documents import form_problem
 from webapp.wizard.model_form import ModelNewForm
 
@@ -139,23 +147,44 @@ class NewModel(Sent):
     name: Annotated[
         str, Field(max_length=NAME_LENGTH, description="Name in the team, up to 120 characters")
     ]
-    config: Annotated[dict[str, Any], Field(description="The content of config.json")]
+    config: Annotated[
+        dict[str, Any] | None,
+        Field(description="The content of config.json; null with a repository: read there"),
+    ] = None
+    repository: Annotated[
+        Annotated[str, Field(min_length=3, max_length=LONGEST_NAME)] | None,
+        Field(description="That has the weights, such as org/name@v1; null: planning alone"),
+    ] = None
 
 
 @router.post(
     "/models", auth=PLAN, response={201: ModelDetail, **REFUSALS}, operation_id="add_model"
 )
 def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
-    """Register a model of the team by its config."""
+    """Register a model of the team by its config, or by a repository, whose weights jobs load.
+
+    503 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
+    """
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
-    form = ModelNewForm({"name": body.name, "config": json.dumps(body.config)})
+    chosen = ModelChoice(source="config", config=body.config)
+    if body.repository is not None:
+        named = ModelChoice(source="hub", repository=body.repository, config=body.config)
+        try:
+            chosen = with_config(named, membership.team)
+        except UnreachableError as error:
+            raise UnavailableProblem(
+                "hub_unreachable", f"{error} Give its config.json too.", retry_after_seconds=60
+            ) from error
+    form = ModelNewForm({"name": body.name, "config": json.dumps(chosen.config)})
     if not form.is_valid():
         raise form_problem(form, "")
     model = TeamModel.objects.create(
         team=membership.team,
         name=form.cleaned_data["name"],
-        source="config",
+        source=chosen.source or "config",
+        repository=chosen.repository or "",
+        revision=chosen.revision or "",
         config=form.cleaned_data["config"],
         num_parameters=num_parameters(form.cleaned_data["shape"]),
     )

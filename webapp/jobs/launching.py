@@ -319,6 +319,12 @@ class LaunchContext:
         team_model = self.question.team_model
         return model_words(self.question.document.model, team_model.name if team_model else "")
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the config.json of the model."""
+        own = self.question.team_model
+        return own.config if own else _config_of(self.question.document.model)
+
     @cached_property
     def draft_models(self) -> tuple[DraftModel, ...]:
         """Return the models of the team on the host that could draft for this one."""
@@ -364,7 +370,7 @@ class LaunchContext:
         is_gguf_engine = launch.run == "endpoint" and needs_gguf(launch.engine)
         return LaunchCase(
             best=self.best,
-            model=weights_for(self.model, launch, _config_of(self.question.document.model)),
+            model=weights_for(self.model, launch, self.config),
             model_name=self.model_name,
             shape=self.shape,
             host_name=self.host.name,

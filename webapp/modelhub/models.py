@@ -9,7 +9,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Line, NullLedger
 from planner.specs.model import ModelSpec
 from runners.jobspec import DemoModel
-from runners.jobspec.base import NAME_LENGTH
+from runners.jobspec.base import LONGEST_NAME, NAME_LENGTH
 from webapp.accounts.models import TeamOwned
 from webapp.hosts.models import Host
 
@@ -24,12 +24,19 @@ class TeamModel(TeamOwned):
     name = models.CharField(max_length=NAME_LENGTH)
     source = models.CharField(
         max_length=16,
-        choices=[("config", "Pasted config"), ("folder", "Folder"), ("job", "Made by a job")],
+        choices=[
+            ("config", "Pasted config"),
+            ("hub", "Repository"),
+            ("folder", "Folder"),
+            ("job", "Made by a job"),
+        ],
     )
     config = models.JSONField(default=dict)  # Hugging Face config.json
     num_parameters = models.BigIntegerField(default=0)
     host = models.ForeignKey(Host, null=True, blank=True, on_delete=models.SET_NULL)
     path = models.CharField(max_length=400, blank=True)  # source "folder": a path on the host
+    repository = models.CharField(max_length=LONGEST_NAME, blank=True)  # source "hub": as named
+    revision = models.CharField(max_length=40, blank=True)  # its commit; empty: the newest
     attempt_id = models.CharField(max_length=26, blank=True)  # source "job"
     artefact_name = models.CharField(max_length=80, blank=True)
     weight_dtype = models.CharField(max_length=16, blank=True)

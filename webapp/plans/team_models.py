@@ -2,8 +2,10 @@
 
 from planner.specs.model import ModelSpec
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, RandomModel
+from runners.plans.document import ModelChoice
 from runners.plans.launch_case import DraftModel
 from runners.plans.refusals import DraftProblem
+from runners.plans.weights import repository_of
 from webapp.accounts.models import Team
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
@@ -27,6 +29,11 @@ def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> Mo
         return ArtefactModel(attempt_id=model.attempt_id, name=model.artefact_name or "model")
     if model.source == "folder":
         return FolderModel(path=model.path)
+    if model.source == "hub":
+        named = ModelChoice(
+            source="hub", repository=model.repository, revision=model.revision or None
+        )
+        return repository_of(named) or RandomModel(config=model.config)
     return RandomModel(config=model.config)
 
 

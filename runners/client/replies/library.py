@@ -17,7 +17,7 @@ class ModelReply(Reply):
 
     id: str
     name: str
-    source: Open[Literal["catalog", "config", "folder", "job"]]
+    source: Open[Literal["catalog", "config", "hub", "folder", "job"]]
     num_parameters: int
     host: Annotated[str, Field(description="Slug of the host that has the weights; empty: none")]
     created_at: datetime | None

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -47,7 +48,10 @@ from webapp.agents.ingest import events_accept
 from webapp.hosts.models import Host, HostModel
 from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
+from webapp.plans import repositories
 from webapp.plans.models import Plan
+from webapp.plans.repositories import UnreachableError
+from webapp.plans.team_models import team_model_ref
 from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
 
@@ -553,10 +557,21 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
         assert name in out
         assert TeamModel.objects.get(name=name).config == CONFIG
     assert {each.authorization for each in own_hub.log} == {"Bearer hf_x"}
+    added = TeamModel.objects.get(name="team/model")
+    expected = ("hub", "team/model", own_hub.commit("team/model"))
+    assert (added.source, added.repository, added.revision) == expected
+    ref = team_model_ref(added, None, None)
+    assert (ref.repository, ref.revision) == expected[1:]
+    with monkeypatch.context() as patch:  # the site has no network, this machine has
+        patch.setattr(repositories, "_read", Mock(side_effect=UnreachableError("No route.")))
+        code, out, err = run("models", "add", "hf.co/team/model", "--name", "from here")
+        assert (code, "jobs load its weights by name" in out) == (DONE, True), err
+    added = TeamModel.objects.get(name="from here")
+    assert (added.source, added.revision, added.config) == ("hub", "", CONFIG)
     for arguments, code, words in (
-        (["team/gated"], FAILED, "is gated"),
-        (["team/none"], FAILED, "Or download its config.json and give its path"),
-        (["team/list"], FAILED, "is no JSON object"),
+        (["team/gated"], USAGE, "is gated"),
+        (["team/none"], USAGE, "has no repository 'team/none'"),
+        (["team/list"], USAGE, "is no JSON object"),
         (["nothing"], USAGE, "MODEL is 'nothing': it must be a folder with a config.json"),
         (["-"], USAGE, "--name is missing"),
     ):
