@@ -422,7 +422,8 @@ class PlanRequest(SparseSpec):
     def named_model(self) -> str | ModelSpec | dict[str, Any]:
         """Return the model, a config.json with its repository as its name."""
         if self.repository and isinstance(self.model, dict):
-            return {**self.model, "_name_or_path": self.repository}
+            # Other tools name a repository of ModelScope without a scheme.
+            return {**self.model, "_name_or_path": self.repository.removeprefix("ms://")}
         return self.model
 
     def estimate_request(self, cluster: ClusterSpec, strategy: Strategy) -> EstimateRequest:

@@ -337,14 +337,13 @@ def _model_of(client: "Slipway", text: str) -> "ModelReply":
 
 def is_repository(source: str) -> bool:
     """Return whether a text names a repository, and neither a folder nor a file here."""
-    from planner.catalog.model_names import ADDRESS
     from runners.cli.plan_request import is_path
     from runners.cli.plans import is_file
 
     path = Path(source)
     if "/" not in source or is_file(path / CONFIG) or is_file(path):
         return False
-    return bool(ADDRESS.fullmatch(source)) or not is_path(source)
+    return not is_path(source)
 
 
 def read_config(source: str) -> tuple[Row, str]:

@@ -361,7 +361,15 @@ def read_model(name: str) -> "ModelName | Published | Document":
 
 
 def is_path(name: str) -> bool:
-    """Return whether a text is written as a path: not as a repository's or a model's name."""
+    """Return whether a text is written as a path: not as a repository's or a model's name.
+
+    >>> [is_path(each) for each in ("./a/b", "a/b/config.json", "hf.co/org/name", "ms://org/name")]
+    [True, True, False, False]
+    """
+    from planner.catalog.model_names import ADDRESS
+
+    if "://" in name or ADDRESS.fullmatch(name):
+        return False
     is_written = name.startswith(("/", "./", "../", "~", ".\\")) or name.endswith((".json", "/"))
     return is_written or name.count("/") > 1 or Path(name).is_dir()
 

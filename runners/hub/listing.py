@@ -127,8 +127,8 @@ def _of_modelscope(
     except modelscope.AnswerError as error:
         raise HubError(
             "absent",
-            f"{settings.endpoint} has no {requested} for this request, and says: {error}; correct "
-            f"the name or the revision, as on {settings.page(repository)}",
+            f"{settings.endpoint} has no {requested}, and says “{error}”: correct the name or the "
+            f"revision, as on {settings.page(repository)}",
         ) from None
     except (LookupError, TypeError, AttributeError):
         raise unusual("no list of files", requested, settings.endpoint, settings) from None

@@ -71,7 +71,11 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
             return replace(_of_page(path, text), hub=MODELSCOPE)
         return _of_page(address["path"], text)
     if "://" in name:
-        raise _refused(text, "it is an address of another site than the Hub")
+        raise _refused(
+            text,
+            "it is an address of another site than the Hub; copy that model to a folder of the "
+            "host, or of yours for `slipway models push`, or if a hub has it",
+        )
     return _of_plain(name, text)
 
 

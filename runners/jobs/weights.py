@@ -483,13 +483,11 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
     gguf_name = _gguf_name(folder)
     if gguf_name is None:
         check_files(folder)
-    config = config_of(folder)
-    # With a config that is given the library uses the registered class of the model's own code.
-    given = {"config": config} if runs_code(folder) else {}
+    config_of(folder)
     try:
         loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
-            **given,
+            **own_config(folder),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -546,6 +544,15 @@ def config_of(folder: Path) -> PretrainedConfig:
             reason = "the code that its auto_map names never runs; give a model of another type"
         raise BadInputError(f"{msg}: {reason}") from error
     return config
+
+
+def own_config(folder: Path) -> dict[str, PretrainedConfig]:
+    """Return the config that the library must be given to load a model by its own code.
+
+    With it the library uses the class that ``config_of`` registered; without, it would ask whether
+    to trust the folder. Empty for every other model.
+    """
+    return {"config": config_of(folder)} if runs_code(folder) else {}
 
 
 def _config_by_own_code(folder: Path) -> PretrainedConfig:

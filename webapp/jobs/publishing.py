@@ -56,6 +56,12 @@ def model_publish(
         named = parse(repository)
     except PlannerError as error:
         raise InvalidProblem("repository", sentence(reason_of(error))) from None
+    if named.hub:
+        raise InvalidProblem(
+            "repository",
+            f"repository is {repository[:80]!r}: models are pushed to the Hugging Face Hub alone; "
+            "name the repository as owner/name there.",
+        )
     if named.file:
         raise InvalidProblem(
             "repository",

@@ -38,6 +38,7 @@ from runners.jobs.weights import (
     check_loaded,
     config_of,
     in_host,
+    own_config,
 )
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.jobspec.generate import ExpertCache, LayerStreaming, MappedWeights, PolicyOffload
@@ -426,6 +427,7 @@ def load_with_device_map(
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
+            **own_config(folder),
             dtype=dtype,
             output_loading_info=True,
             device_map="auto",

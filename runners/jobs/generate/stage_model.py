@@ -41,7 +41,7 @@ from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_files import opened_model
 from runners.jobs.ranks import RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.weights import check_loaded, config_of
+from runners.jobs.weights import check_loaded, config_of, own_config
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec, KvCache
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 
@@ -594,6 +594,7 @@ class TensorPart:
         check_divides(divisible_config(folder), size, by_experts=by_experts)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
+            **own_config(folder),
             dtype=dtype,
             output_loading_info=True,
             distributed_config=DistributedConfig(tp_size=size, ep_size=size if by_experts else 1),

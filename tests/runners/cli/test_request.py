@@ -9,7 +9,7 @@ from planner.catalog.devices import MeasuredRates, get_device, list_devices, lis
 from runners.cli import output, plan_request, quantities
 from runners.cli.errors import CliError
 from runners.cli.hardware import parse_hardware
-from runners.cli.plan_request import answer_of, build_document, request_of
+from runners.cli.plan_request import answer_of, build_document, read_model, request_of
 from runners.cli.quantities import count, duration, length, rate, share, size, value_of_field
 
 H100 = get_device("h100").id
@@ -389,3 +389,23 @@ def test_the_examples_of_docstrings_hold():
     for module, least in ((quantities, 6), (output, 6), (plan_request, 1)):
         done = doctest.testmod(module)
         assert (done.failed, done.attempted >= least) == (0, True), module
+
+
+def test_a_model_is_planned_by_any_address_of_its_repository(own_hub, monkeypatch):
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", own_hub.url)
+    for text, name in {
+        "acme/tiny": "acme/tiny",
+        "hf.co/acme/tiny": "acme/tiny",
+        "https://huggingface.co/acme/tiny/tree/main": "acme/tiny@main",
+        "ms://acme/tiny": "ms://acme/tiny",
+        "https://modelscope.cn/models/acme/tiny/files": "ms://acme/tiny",
+    }.items():
+        found = read_model(text)
+        assert (found.name, found.config["hidden_size"]) == (name, 64), text
+    for text, words in {
+        "ms://acme/none": "secret MODELSCOPE_API_TOKEN",
+        "s3://bucket/tiny": "for `slipway models push`",
+        "./acme/tiny": "this path is not there",
+    }.items():
+        with pytest.raises(CliError, match=words):
+            read_model(text)

@@ -105,6 +105,7 @@ def test_a_teams_own_files_are_not_named_in_the_card(model):
         ("other/tuned", WRITER, "does not belong to other: push to ada/… or to one of lab"),
         ("tuned", WRITER, "tuned"),
         ("lab/tuned:Q4_K_M", WRITER, "name the repository alone"),
+        ("ms://lab/tuned", WRITER, "to the Hugging Face Hub alone"),
     ],
 )
 def test_what_cannot_be_pushed_is_refused_before_a_job(
