@@ -79,7 +79,7 @@ from webapp.jobs.models import (
     TokenLaunch,
 )
 from webapp.metrics.models import MetricSource
-from webapp.modelhub.models import TeamModel
+from webapp.modelhub.models import TeamModel, TrustedCode
 from webapp.operations.staff_site import KeyFields
 from webapp.plans.models import Plan
 from webapp.tunings.models import Tuning, TuningTrial
@@ -697,6 +697,11 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     ModelCopy: {
         "list_display": ["repository", "commit", "host", "source", "state", "created_at"],
         "list_filter": ["state", "host"],
+        "search_fields": ["repository", "commit"],
+    },
+    TrustedCode: {
+        "list_display": ["repository", "commit", "team", "allowed_by", "created_at"],
+        "list_filter": ["team"],
         "search_fields": ["repository", "commit"],
     },
     Link: {"list_display": ["position", "event_id", "digest"]},
