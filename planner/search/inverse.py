@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from planner.catalog.devices import Instance, list_instances
@@ -41,10 +42,14 @@ Answer = tuple[Estimate, ClusterSpec, PlanRequest]
 
 @dataclass
 class Probe:
-    """Cached searches for single values; ``yes`` and ``no`` hold the results per value."""
+    """Cached searches for single values; ``yes`` has the plans, ``no`` what explains a failure.
+
+    Whether a value has a plan is asked of the strategies that may fit alone. Why it has none takes
+    a search of all, which is made for the few values of which somebody reads it.
+    """
 
     yes: dict[float | str, Answer] = field(default_factory=dict)
-    no: dict[float | str, FirstFailure] = field(default_factory=dict)
+    no: dict[float | str, Callable[[], FirstFailure]] = field(default_factory=dict)
 
     @property
     def searches(self) -> int:
@@ -54,25 +59,13 @@ class Probe:
     def works(self, value: float | str, *requests: PlanRequest) -> bool:
         """Return whether any request with this value has a plan; cached per value."""
         if value not in self.yes and value not in self.no:
-            self._search(value, requests)
+            answers = (_answer_of(request) for request in requests)
+            found = next((answer for answer in answers if answer), None)
+            if found:
+                self.yes[value] = found
+            else:
+                self.no[value] = partial(_nearest_failure, value, requests)
         return value in self.yes
-
-    def _search(self, value: float | str, requests: Sequence[PlanRequest]) -> None:
-        for request in requests:
-            try:
-                exploration = explore(request)
-            except PlannerError as error:
-                constraint = error.field or error.code
-                reason = FirstFailure(value=value, reason=error.message, constraint=constraint)
-                self.no[value] = min(self.no.get(value, reason), reason, key=distance)
-                continue
-            best = best_with_cluster(request, exploration)
-            if best is not None:
-                self.yes[value] = (*best, request)
-                self.no.pop(value, None)
-                return
-            missed = closest_violation(value, list(exploration.rejected.values()))
-            self.no[value] = min(self.no.get(value, missed), missed, key=distance)
 
     def merge(self, other: "Probe", cluster: ClusterSpec) -> None:
         """Add another probe's results, which are of one cluster, under "value on cluster" keys."""
@@ -84,7 +77,32 @@ class Probe:
         estimate, cluster, request = self.yes[value]
         refused = None if beyond is None else self.no.get(beyond)
         verified = full_estimate_of(request, cluster, estimate)
-        return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
+        failure = refused() if refused else None
+        return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=failure)
+
+
+def _answer_of(request: PlanRequest) -> Answer | None:
+    """Return the best plan of a request, None if it has none."""
+    try:
+        exploration = explore(request, only_fitting=True)
+    except PlannerError:
+        return None
+    best = best_with_cluster(request, exploration) if exploration.parts else None
+    return (*best, request) if best else None
+
+
+def _nearest_failure(value: float | str, requests: Sequence[PlanRequest]) -> FirstFailure:
+    """Return why none of the requests with a value has a plan: the failure nearest to one."""
+    return min((_failure_of(value, request) for request in requests), key=distance)
+
+
+def _failure_of(value: float | str, request: PlanRequest) -> FirstFailure:
+    try:
+        rejected = explore(request).rejected
+    except PlannerError as error:
+        constraint = error.field or error.code
+        return FirstFailure(value=value, reason=error.message, constraint=constraint)
+    return closest_violation(value, list(rejected.values()))
 
 
 def distance(failure: Rejection | FirstFailure) -> tuple[bool, float]:
@@ -264,10 +282,10 @@ def _closest_failure(question: str, probe: Probe) -> FirstFailure | None:
     """
     refused = list(probe.no.values())
     if question == "cheapest_instance":
-        return min(refused, key=distance, default=None)
+        return min((each() for each in refused), key=distance, default=None)
     if question in {"largest_model", "fewest_devices"}:
         refused.reverse()
-    return next(iter(refused), None)
+    return refused[0]() if refused else None
 
 
 def _limit_on_scale(scale: SteppedQuantity, probe: Probe) -> tuple[Limit, ...]:
@@ -459,7 +477,8 @@ def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> L
             # The weights alone exceed device and host memory: no search is needed.
             need = parameters * smallest
             reason = f"{need / 1e9:.0f} GB of weights on {memory / 1e9:.0f} GB of memory"
-            probe.no[key] = FirstFailure(
+            probe.no[key] = partial(
+                FirstFailure,
                 value=name,
                 reason=reason,
                 constraint=MEMORY,

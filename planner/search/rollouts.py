@@ -7,16 +7,11 @@ from typing import NamedTuple, NoReturn
 from planner.cost.quantity import NullLedger
 from planner.search.question import Question
 from planner.specs.base import NotCoveredError, NotPossibleError
-from planner.specs.on_policy import RolloutSpec, Sleep
+from planner.specs.on_policy import OWN_ENGINE, RolloutSpec, Sleep
 from planner.specs.workload import Strategy, TrainWorkload
-from planner.workload.on_policy import Generation, generation
+from planner.workload.on_policy import generation, holds_a_completion
 from planner.workload.resolve import resolve
-from planner.workload.rollouts import (
-    OWN_ENGINE,
-    filled_rollout,
-    generating_engine,
-    refuse_one_device,
-)
+from planner.workload.rollouts import filled_rollout, generating_engine, refuse_one_device
 from planner.workload.setting import Setting
 
 DIVISIONS = 8  # of a node, and of the nodes of a cluster, about evenly spaced
@@ -186,12 +181,12 @@ def _with_best_tensor_size(
         sized = rollout.model_copy(update={"tensor_parallel_size": size})
         try:
             filled = filled_rollout(sized, workload, base.device)
-            made = _generation(base, workload, filled)
+            seconds = _seconds(base, workload, filled)
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
             continue
-        if made.slots >= 1 and (best is None or made.seconds < best.seconds):
-            best = _Division(filled, made.seconds)
+        if seconds is not None and (best is None or seconds < best.seconds):
+            best = _Division(filled, seconds)
     if best is None and refused is not None:
         raise refused
     return best
@@ -206,9 +201,20 @@ def _is_dominated(new: _Division, found: list[_Division]) -> bool:
     )
 
 
-def _generation(base: Setting, workload: TrainWorkload, rollout: RolloutSpec) -> Generation:
-    strategy = base.strategy.model_copy(update={"rollout": rollout})
-    return generation(replace(base, strategy=strategy), workload, NullLedger())
+def _seconds(base: Setting, workload: TrainWorkload, rollout: RolloutSpec) -> float | None:
+    """Return the seconds of a step's completions, None if the devices do not hold one.
+
+    What sleeps meanwhile makes no difference to them.
+    """
+    placed = RolloutSpec(**{**dict(rollout), "sleep": "none"})
+
+    def cost() -> float | None:
+        setting = replace(base, strategy=base.strategy.model_copy(update={"rollout": placed}))
+        if not holds_a_completion(setting, workload):
+            return None
+        return generation(setting, workload, NullLedger()).seconds
+
+    return base.shared_cost(("seconds of completions", placed), cost)
 
 
 def _powers(most: int) -> list[int]:

@@ -273,7 +273,7 @@ def _choose_settled(table: Table, choose: Callable[[], list[int]]) -> list[int]:
 
 
 def _best_rows(table: Table, objective: Objective, top: int) -> list[int]:
-    rows = table.feasible
+    rows = _least_of_families(table, objective)
     if not len(rows):
         return []
     keys = _keys(table, objective, rows)
@@ -291,13 +291,28 @@ def _best_rows(table: Table, objective: Objective, top: int) -> list[int]:
     return chosen
 
 
+def _least_of_families(table: Table, objective: Objective) -> Rows:
+    """Return the feasible rows of each strategy family that the objective puts first."""
+    rows = table.feasible
+    penalties = _penalties(table, objective, rows)
+    _, family = np.unique(table.families[rows], return_inverse=True)
+    least = np.full(len(rows), np.inf)
+    np.fmin.at(least, family, penalties)
+    # A family without a number keeps all its rows.
+    is_least = (penalties == least[family]) | np.isinf(least[family])
+    return cast("Rows", rows[is_least])
+
+
+def _penalties(table: Table, objective: Objective, rows: Rows) -> Numbers:
+    return round_to_compared_digits(np.asarray(PENALTIES[objective](table.merit))[rows])
+
+
 def _keys(table: Table, objective: Objective, rows: Rows) -> Numbers:
     """Return the sort keys of rows, the most important first."""
-    penalties = np.asarray(PENALTIES[objective](table.merit))[rows]
     speeds = np.asarray(table.merit.speed)[rows]
     return np.stack(
         [
-            round_to_compared_digits(penalties),
+            _penalties(table, objective, rows),
             round_to_compared_digits(-speeds),
             *table.complexity[:, rows],
         ]
@@ -339,7 +354,9 @@ def pareto_rows(values: Numbers) -> Rows:
     sums = ((values - low) / np.where(high > low, high - low, 1.0)).sum(axis=1)
     remaining, pivots = np.arange(len(values)), []
     while len(remaining):
-        pivot = remaining[np.lexsort((*values[remaining].T[::-1], sums[remaining]))[0]]
+        own = sums[remaining]
+        tied = remaining[own == own.min()]
+        pivot = tied[np.lexsort(values[tied].T[::-1])[0]]
         pivots.append(pivot)
         remaining = remaining[~(values[remaining] >= values[pivot]).all(axis=1)]
     chosen = np.array(pivots)

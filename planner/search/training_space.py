@@ -257,12 +257,14 @@ class TrainingSpace:
         """Yield the blocks that hold at least one strategy."""
         for shared in self._shared():
             block = self._block(shared, idle=idle)
-            if block.keep.any():
+            if block is not None and block.keep.any():
                 yield block
 
     def _shared(self) -> Iterator[JsonObject]:
         """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
+        if self.last_resort and not self._support.offloads(1, last_resort=True):
+            return
         others = {name: value for name, value in pinned.items() if name not in {*SIZES, "rollout"}}
         # Checkpointing of transformers' layers is whole or none.
         whole_layers = self.workload.compares and self._support.engine.compares_answers
@@ -329,7 +331,8 @@ class TrainingSpace:
         own = SCHEDULES[:2] if engine in NO_ZERO_BUBBLE else SCHEDULES
         return own if stages > 1 else (None,)
 
-    def _block(self, shared: JsonObject, *, idle: bool) -> Block:
+    def _block(self, shared: JsonObject, *, idle: bool) -> Block | None:
+        """Return the block of shared fields; None if no layout is valid, whatever its memory."""
         question, stages = self.question, shared["pipeline_parallel_size"]
         schedule = shared.get("pipeline_schedule")
         setting = self._setting(shared)
@@ -342,6 +345,8 @@ class TrainingSpace:
                 stages, schedule, fetched=fetched, offloads=offloads, idle=idle, devices=devices
             )
         grid = self._grids[grid_key]
+        if not grid.keep.any():
+            return None
         setting = replace(setting, layout=grid.layout)
         keep = np.logical_and(grid.keep, self._held_by_host(setting))
         engine, strategy = setting.engine, setting.strategy

@@ -17,6 +17,7 @@ from planner.specs.base import DTYPES, JsonObject, SparseSpec, alias_parser, ref
 ON_POLICY_OBJECTIVES = frozenset({"grpo"})
 Generator = Literal["colocated", "separate"]
 Sleep = Literal["none", "generator", "both"]
+OWN_ENGINE = "transformers"  # the trainer's own model generates: no copy, and no share of memory
 WIDTHS = ("bf16", "fp16", "fp8")  # in which the engines of completions load a policy
 
 ALL_GENERATE = "all devices generate in turn"

@@ -31,7 +31,7 @@ from planner.cost.training import zero_shards
 from planner.cost.weights import element_bytes
 from planner.specs.base import NotCoveredError, NotPossibleError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
-from planner.specs.on_policy import RolloutSpec
+from planner.specs.on_policy import OWN_ENGINE, RolloutSpec
 from planner.specs.workload import (
     ServeWorkload,
     Strategy,
@@ -44,7 +44,7 @@ from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.preference import Forwards, as_trained
 from planner.workload.resolve import resolve
-from planner.workload.rollouts import FIELD, OWN_ENGINE, part_of
+from planner.workload.rollouts import FIELD, part_of
 from planner.workload.setting import Setting
 from planner.workload.train import at_pace, forward_seconds, held_memory
 from planner.workload.training_exchange import FULL_SHARDING
@@ -117,17 +117,31 @@ def generation(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Gen
     return setting.shared_cost(key, lambda: _generation(setting, workload, ledger))
 
 
+class _Replica(NamedTuple):
+    """One replica of the generating engine, and the completions that it runs at once."""
+
+    setting: Setting
+    slots: float
+
+
+def holds_a_completion(setting: Setting, workload: TrainWorkload) -> bool:
+    """Return whether a generating device has memory for the weights and one completion.
+
+    Raises:
+        PlannerError: the generating engine cannot run the policy in this layout.
+    """
+    return _replica(setting, workload).slots >= 1
+
+
 def _generation(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Generation:
     rollout = rollout_of(setting)
-    replica = _replica(setting, workload, rollout)
+    replica, slots = _replica(setting, workload)
     count = rollout.devices or setting.cluster.num_devices
     # Batches that may be generated ahead share one tail.
     ahead = max(1, workload.staleness if rollout.devices else 0)
     batch = workload.completions * ahead
     completions = math.ceil(batch / (count // rollout.tensor_parallel_size))
     is_own = rollout.engine == OWN_ENGINE
-    held = float(max_concurrency(replica, cast("ServeWorkload", replica.workload)))
-    slots = held if is_own else min(held, default_requests(replica) or held)
     running = max(1.0, float(completions) if is_own else min(float(completions), slots))
     law, prompt = lengths(workload), float(workload.typical_prompt)
     edges = np.linspace(0.0, law.longest_of(float(batch)), DRAIN_POINTS + 1)
@@ -175,12 +189,13 @@ def _summed(steps: PassCost) -> PassCost:
     return PassCost(**totals)
 
 
-def _replica(setting: Setting, workload: TrainWorkload, rollout: RolloutSpec) -> Setting:
-    """Return the setting of one replica of the generating engine.
+def _replica(setting: Setting, workload: TrainWorkload) -> _Replica:
+    """Return one replica of the generating engine, which copies of a setting share.
 
     Raises:
         PlannerError: the engine cannot run the policy in this layout.
     """
+    rollout = rollout_of(setting)
     tensor = rollout.tensor_parallel_size
     count = rollout.devices or setting.cluster.num_devices
     if count % tensor:
@@ -192,23 +207,29 @@ def _replica(setting: Setting, workload: TrainWorkload, rollout: RolloutSpec) ->
     part_of(setting.cluster, count, f"{FIELD}.devices")
     _refuse_beyond_context(setting, workload, rollout)
     own = rollout.engine == OWN_ENGINE  # whose cache is as long as the longest completion
-    served = ServeWorkload(
-        input_tokens=workload.typical_prompt,
-        output_tokens=workload.max_completion_length if own else workload.typical_completion,
+    prompt = workload.typical_prompt
+    answer = workload.max_completion_length if own else workload.typical_completion
+    strategy = Strategy(
+        tensor_parallel_size=tensor,
+        weight_dtype=rollout.weight_dtype or setting.generating_dtype,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
     )
-    request = EstimateRequest(
-        model=setting.model,
-        cluster=part_of(setting.cluster, tensor, f"{FIELD}.tensor_parallel_size"),
-        workload=served,
-        strategy=Strategy(
-            tensor_parallel_size=tensor,
-            weight_dtype=rollout.weight_dtype or setting.generating_dtype,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-        ),
-        engine=rollout.engine,
-        host_calibration=setting.host_calibration,
-    )
-    return resolve(request)
+
+    def resolved() -> _Replica:
+        served = ServeWorkload(input_tokens=prompt, output_tokens=answer)
+        request = EstimateRequest(
+            model=setting.model,
+            cluster=part_of(setting.cluster, tensor, f"{FIELD}.tensor_parallel_size"),
+            workload=served,
+            strategy=strategy,
+            engine=rollout.engine,
+            host_calibration=setting.host_calibration,
+        )
+        replica = resolve(request)
+        held = float(max_concurrency(replica, cast("ServeWorkload", replica.workload)))
+        return _Replica(replica, held if own else min(held, default_requests(replica) or held))
+
+    return setting.shared_cost(("replica", strategy, rollout.engine, prompt, answer), resolved)
 
 
 def _refuse_beyond_context(

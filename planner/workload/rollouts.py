@@ -7,7 +7,7 @@ from planner.catalog.engines import Engine
 from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.specs.on_policy import RolloutSpec
+from planner.specs.on_policy import OWN_ENGINE, RolloutSpec
 from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 
@@ -15,7 +15,6 @@ FIELD = "strategy.rollout"
 # Usual shares of memory of an engine beside a trainer: TRL's vllm_gpu_memory_utilization, and
 # NeMo RL's (examples/configs/grpo_math_1B.yaml) where one of them sleeps.
 SHARE_BESIDE, SHARE_IN_TURN, SHARE_ALONE = 0.3, 0.6, 0.9
-OWN_ENGINE = "transformers"  # the trainer's own model generates: no copy, and no share of memory
 
 
 def generating_engine(rollout: RolloutSpec, device: DeviceSpec) -> str:

@@ -53,6 +53,7 @@ VLLM = {"engine": "vllm"}
 SHORT = {**SMALL_BATCH, "sequence_length": 256}
 GROWING = {**SMALL_BATCH, "length_schedule": [[512, 0.5], [2048, 0.5]], "tokens": 10**9}
 TWO = {**TRAIN, "global_batch_size": 2}
+REWARDED = {**SHORT, "objective": "grpo", "global_batch_size": 32, "max_completion_length": 192}
 FULL_8B = (LLAMA_8B, {**PRICED, "devices_per_node": 2}, SMALL_BATCH)
 TWO_NODES = {"device": "a100-sxm-80gb", "devices_per_node": 2, "nodes": 2}
 
@@ -83,6 +84,8 @@ SPACES = {
     "8b pinned steps": (*FULL_8B, "throughput", pinned(gradient_accumulation_steps=2)),
     "8b pinned offload": (*FULL_8B, "balanced", pinned(offload={"optimizer": "cpu"})),
     "8b pinned schedule": (*FULL_8B, "latency", pinned(pipeline_schedule="gpipe")),
+    "tiny by rewards": (TINY, PRICED, REWARDED, "throughput", {"engine": "trl"}),
+    "tiny by rewards, small": (TINY, PRICED, REWARDED, "memory", {"engine": "trl"}),
     "8b in growing lengths": (LLAMA_8B, PAIR, GROWING, "throughput", {}),
     "70b lora": (LLAMA_70B, PAIR, LORA, "throughput", {}),
     "70b does not fit": (LLAMA_70B, PAIR, SMALL_BATCH, "throughput", {}),
