@@ -1,5 +1,7 @@
 """The engine of a document: the one it names, and the one that it gets without a name."""
 
+from collections.abc import Mapping
+
 from planner.catalog.engines import (
     AUTO,
     DEFAULT_ENGINE,
@@ -8,12 +10,13 @@ from planner.catalog.engines import (
     get_engine,
 )
 from runners.jobspec.engines import ENGINES, OWN, ROWS, EngineName
-from runners.jobspec.objectives import TRL
+from runners.jobspec.objectives import OWN_TRAINER, PREFERENCES, TRL, TrainEngine
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
-from runners.plans.training_options import engine_and_objective
-from runners.plans.workloads import TRAINING_GOALS, FinetuneWork, Workload
+from runners.plans.training_options import objective_of
+from runners.plans.workloads import TRAINING_GOALS, FinetuneWork
 
+TRAINERS: Mapping[str | None, TrainEngine] = {DEFAULT_ENGINE: OWN_TRAINER, PREFERENCE_ENGINE: TRL}
 OWN_TITLE = "Slipway's own, on PyTorch"
 
 
@@ -36,19 +39,17 @@ def chosen_engine(document: PlanDocument) -> str | None:
     return chosen if chosen in engine_choices(document.goal) else None
 
 
-def work_of(document: PlanDocument) -> Workload:
-    """Return a document's workload, by TRL if that is the engine and no trainer is named."""
-    values: Workload = document.workload
-    is_trls = chosen_engine(document) == PREFERENCE_ENGINE
-    if is_trls and isinstance(values, FinetuneWork) and values.engine is None:
-        return values.model_copy(update={"engine": TRL})
-    return values
+def trainer_of(document: PlanDocument) -> TrainEngine:
+    """Return whose trainer the job of a training runs.
 
-
-def trains_by_trl(document: PlanDocument) -> bool:
-    """Return whether a document is of a fine-tuning whose trainer is one of TRL's."""
-    values = work_of(document)
-    return isinstance(values, FinetuneWork) and engine_and_objective(values)["engine"] == TRL
+    It is the chosen engine's. Where none is chosen, or one that no job runs, it is TRL's for the
+    objectives that only TRL has, else Slipway's own.
+    """
+    chosen, values = chosen_engine(document), document.workload
+    if chosen in TRAINERS:
+        return TRAINERS[chosen]
+    is_trls = isinstance(values, FinetuneWork) and objective_of(values) in PREFERENCES
+    return TRL if is_trls else OWN_TRAINER
 
 
 def default_engine(goal: str, *, runs_jobs: bool, by_trl: bool = False) -> str | None:
@@ -71,18 +72,11 @@ def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
     Raises:
         DraftProblem: the plan was made for another engine; the message names a remedy.
     """
-    chosen, by_trl = chosen_engine(document), trains_by_trl(document)
+    chosen, by_trl = chosen_engine(document), trainer_of(document) == TRL
     planned = PREFERENCE_ENGINE if by_trl else ENGINES[endpoint or OWN].planned_as
     if chosen in {None, planned}:
         return
     title = engine_choices(document.goal)[chosen or ""]
-    if by_trl or chosen == PREFERENCE_ENGINE:
-        trainer = "TRL" if by_trl else "Slipway's own"
-        raise DraftProblem(
-            f"This plan is for the engine {title}, and its trainer is {trainer}. Choose the "
-            "engine “Automatic” in the Hardware step, or the other trainer.",
-            "engine",
-        )
     served_by = next((each.name for each in ROWS if each.planned_as == chosen), None)
     if served_by and endpoint:
         raise DraftProblem(

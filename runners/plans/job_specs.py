@@ -1,13 +1,15 @@
 """The job's spec of a plan document and its launch: a pure function of both and a LaunchCase."""
 
 from planner.specs.estimate import PlannedStrategy
+from planner.specs.on_policy import OWN_ENGINE
 from planner.specs.workload import AWAY_TITLES
 from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
 from runners.jobspec.engines import has_feature
+from runners.jobspec.objectives import TRL
 from runners.jobspec.trackers import TrackerOptions
 from runners.plans.compression_spec import compress_spec
 from runners.plans.document import PlanDocument
-from runners.plans.engine_choice import check_engine, trains_by_trl, work_of
+from runners.plans.engine_choice import check_engine, trainer_of
 from runners.plans.generation_spec import (
     generate_spec,
     offload_of,
@@ -96,7 +98,7 @@ def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy)
 
 
 def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSpec:
-    values, model, best = work_of(document), case.model, case.best
+    values, model, best = document.workload, case.model, case.best
     if isinstance(values, ServeWork):
         if launch.run == "endpoint":
             return endpoint_spec(values, launch, case)
@@ -112,9 +114,11 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
         needs_weights(model, "Compressing")
         return compression
     refuse_offloaded(best, allowed=TRAINING_PLACES)
-    if trains_by_trl(document):
+    trainer = trainer_of(document)
+    if trainer == TRL:
         _refuse_pins_of_trl(document)
-    return train_spec(values, model, best, case.shape, case.uploads)
+        _refuse_other_generator(best)
+    return train_spec(values, model, best, case.shape, case.uploads, trainer=trainer)
 
 
 def _refuse_pins_of_trl(document: PlanDocument) -> None:
@@ -132,3 +136,19 @@ def _refuse_pins_of_trl(document: PlanDocument) -> None:
                 f"{FIELD_TITLES.get(name, name)} {value}. Leave it open.",
                 name,
             )
+
+
+def _refuse_other_generator(best: PlannedStrategy) -> None:
+    """Refuse a plan whose answers another engine than the job's generates.
+
+    Raises:
+        DraftProblem: names the engine that the plan has.
+    """
+    rollout = best.strategy.rollout
+    if rollout is not None and rollout.engine not in {None, OWN_ENGINE}:
+        raise DraftProblem(
+            f"This plan generates answers with {rollout.engine}, and jobs generate with the "
+            f"trained weights, in the training's own process ({OWN_ENGINE}). Leave the engine of "
+            "the pin rollout out.",
+            "rollout",
+        )

@@ -1,8 +1,8 @@
 """Documents with the field names of before the first release, read as those of release 0.1.
 
-Frozen: the migration ``plans.0002`` rewrites stored plans by these tables, so they state names and
-units themselves and import nothing that changes with the documents. A later rename needs a table
-and a migration of its own.
+Frozen: the migrations ``plans.0002``, ``plans.0003`` and ``tunings.0002`` rewrite stored documents
+by these tables, so they state names and units themselves and import nothing that changes with the
+documents. A later rename needs a table and a migration of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,7 +91,50 @@ def read_document(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
     if not isinstance(values, Mapping):
         return values
     readers = {"workload": read_workload, "pins": _read_pins, "launch": read_launch}
-    return {name: readers.get(name, _same)(value) for name, value in values.items()}
+    read = {name: readers.get(name, _same)(value) for name, value in values.items()}
+    return read if _trainers_differ(read) else with_one_trainer(read)
+
+
+# A trainer was stated in ``workload.engine`` too: value there -> that of ``hardware.engine``.
+TRAINERS = {"slipway": "torch", "trl": "trl"}
+
+
+def with_one_trainer(document: Mapping[str, Any]) -> Values:
+    """Return a document whose hardware alone names its trainer, else the workload's.
+
+    In a stored draft, the workloads of other goals under ``wizard`` lose theirs too.
+    """
+    found, stated = dict(document), []
+
+    def rest(workload: object) -> object:
+        if not isinstance(workload, Mapping) or "engine" not in workload:
+            return workload
+        stated.append(str(workload["engine"]))
+        return {name: value for name, value in workload.items() if name != "engine"}
+
+    if "workload" in found:
+        found["workload"] = rest(found["workload"])
+    wizard = found.get("wizard")
+    if isinstance(wizard, Mapping) and isinstance(wizard.get("others"), Mapping):
+        others = {goal: rest(workload) for goal, workload in wizard["others"].items()}
+        found["wizard"] = {**wizard, "others": others}
+    engine = next((TRAINERS[name] for name in stated if name in TRAINERS), None)
+    hardware = found.get("hardware") or {}
+    if engine and isinstance(hardware, Mapping) and not hardware.get("engine"):
+        found["hardware"] = {**hardware, "engine": engine}
+    return found
+
+
+def _trainers_differ(document: Mapping[str, Any]) -> bool:
+    """Return whether a document states two trainers, or one that there is not.
+
+    It is then left as it is, so that the field is refused by its name.
+    """
+    workload, hardware = document.get("workload"), document.get("hardware")
+    stated = workload.get("engine") if isinstance(workload, Mapping) else None
+    chosen = hardware.get("engine") if isinstance(hardware, Mapping) else None
+    engine = TRAINERS.get(str(stated))
+    return stated is not None and (engine is None or chosen not in (None, engine))
 
 
 def _read_pins(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape

@@ -10,7 +10,7 @@ from typing import Any
 from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
-from planner.specs.on_policy import RolloutSpec
+from planner.specs.on_policy import OWN_ENGINE, RolloutSpec
 from planner.specs.units import GIB
 from planner.specs.workload import (
     CompressWorkload,
@@ -21,9 +21,10 @@ from planner.specs.workload import (
     Workload,
 )
 from runners.jobspec.compress import QUANTISED_DTYPES
+from runners.jobspec.objectives import TRL
 from runners.jobspec.train import SINGLE, UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
-from runners.plans.engine_choice import chosen_engine, default_engine, trains_by_trl, work_of
+from runners.plans.engine_choice import chosen_engine, default_engine, trainer_of
 from runners.plans.latency_limits import SLO_SECONDS, target_limits
 from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
 from runners.plans.pins import FIELD_TITLES
@@ -81,7 +82,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             or default_engine(
                 document.goal,
                 runs_jobs=surroundings.runs_jobs,
-                by_trl=trains_by_trl(document),
+                by_trl=trainer_of(document) == TRL,
             ),
             objective=document.objective,
             constraints={**_memory_limit(document.hardware), **target_limits(document)},
@@ -172,10 +173,9 @@ def _objective_of(values: PretrainWork) -> dict[str, Any]:
     """Return what a fine-tuning's loss compares; a pre-training's is supervised."""
     if not isinstance(values, FinetuneWork):
         return {}
-    is_grpo = values.objective == "grpo"
-    names = (*COSTED, *COSTED_OF_GRPO) if is_grpo else COSTED
+    names = (*COSTED, *COSTED_OF_GRPO) if values.is_rewarded else COSTED
     fields = {name: getattr(values, name) for name in names}
-    return fields | ({"beta": values.beta or 0.0} if is_grpo else {})
+    return fields | ({"beta": values.beta or 0.0} if values.is_rewarded else {})
 
 
 def _compress(values: CompressWork) -> CompressWorkload:
@@ -197,15 +197,15 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
     pins: dict[str, Any] = dict(document.pins.stated)
     if document.goal != "serve":
         pins.pop("disaggregated", None)
-    values = work_of(document)
+    values = document.workload
     options: dict[str, Any] = {}
     if isinstance(values, PretrainWork):
-        options = chosen_options(values)
+        options = chosen_options(values, trainer_of(document))
         pins = {**_pinned_by_options(values), **pins}
         if surroundings.runs_jobs:
             _refuse_contradiction(Strategy(**pins), options)
-            if isinstance(values, FinetuneWork) and values.objective == "grpo":
-                pins.setdefault("rollout", RolloutSpec(engine="transformers"))  # as its job does
+            if isinstance(values, FinetuneWork) and values.is_rewarded:
+                pins["rollout"] = _rollout_of_jobs(document.pins.rollout)
     if not surroundings.runs_jobs:  # TRL itself trains on several devices, its jobs here on one
         options.pop("engine", None)
     pins = {**_layout_of_options(options), **pins}
@@ -217,6 +217,12 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
     if is_answering and surroundings.runs_jobs and "weight_dtype" not in pins:
         pins["weight_dtype"] = _compressed_dtype(surroundings.model)
     return Strategy(**pins)
+
+
+def _rollout_of_jobs(pinned: RolloutSpec | None) -> RolloutSpec:
+    """Return where a job generates answers: by the trained weights, unless a person pins else."""
+    stated = pinned.stated if pinned else {}
+    return RolloutSpec(**{"engine": OWN_ENGINE, **stated})
 
 
 def _compressed_dtype(model: str | dict[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from runners.jobspec.base import LoraOptions, QuantizedTraining
-from runners.jobspec.objectives import OBJECTIVES, OWN_TRAINER, PREFERENCES, TRL
+from runners.jobspec.objectives import OBJECTIVES, ObjectiveName, TrainEngine
 from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES
 from runners.plans.methods import ALPHATUNING, CLASSIFICATION, TRAININGS
 from runners.plans.workloads import FinetuneWork, PretrainWork
@@ -23,7 +23,7 @@ def stages_of(values: PretrainWork) -> tuple[tuple[int, float], ...] | None:
     return tuple((length, 1.0 / len(lengths)) for length in lengths)
 
 
-def chosen_options(values: PretrainWork) -> dict[str, Any]:
+def chosen_options(values: PretrainWork, trainer: TrainEngine) -> dict[str, Any]:
     """Return those fields of a training's spec by which a document may limit the layout.
 
     They do not depend on the plan (``runners.jobspec.train.LAYOUT_RULES``).
@@ -49,21 +49,19 @@ def chosen_options(values: PretrainWork) -> dict[str, Any]:
     if base := method.adapter_base:
         rank = values.lora_rank
         options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    return options | engine_and_objective(values)
+    return options | {"engine": trainer, "objective": objective_of(values)}
 
 
-def engine_and_objective(values: FinetuneWork) -> dict[str, Any]:
-    """Return the trainer of a fine-tuning and what it learns, in the spec's words."""
-    objective: str = values.method
-    if objective != CLASSIFICATION:
-        objective = "next_token" if values.objective == "supervised" else values.objective
-    usual = TRL if objective in PREFERENCES else OWN_TRAINER
-    return {"engine": values.engine or usual, "objective": objective}
+def objective_of(values: FinetuneWork) -> ObjectiveName:
+    """Return what a fine-tuning learns, in the spec's words."""
+    if values.method == CLASSIFICATION:
+        return "classification"
+    return "next_token" if values.objective == "supervised" else values.objective
 
 
 def loss_and_rewards(values: FinetuneWork) -> dict[str, Any]:
     """Return what a fine-tuning's loss compares with, in the spec's words."""
-    objective = engine_and_objective(values)["objective"]
+    objective = objective_of(values)
     stated: dict[str, Any] = {"reward_functions": values.reward_functions}
     if values.beta is not None:
         return stated | {"beta": values.beta}

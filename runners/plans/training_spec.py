@@ -15,7 +15,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.jobspec.base import TextSamples
-from runners.jobspec.objectives import OBJECTIVES, TRL
+from runners.jobspec.objectives import OBJECTIVES, TRL, TrainEngine
 from runners.jobspec.train import USUAL_LEARNING_RATES, against_comparisons
 from runners.plans.methods import CLASSIFICATION, TRAININGS
 from runners.plans.model_checks import check_encoder, needs_weights
@@ -38,6 +38,8 @@ def train_spec(
     best: PlannedStrategy,
     shape: ModelSpec | None = None,
     uploads: Uploads | None = None,
+    *,
+    trainer: TrainEngine,
 ) -> TrainSpec:
     """Return the job spec of a training, without its data; of one by TRL with them.
 
@@ -47,7 +49,7 @@ def train_spec(
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:
-        fields = {"model": model, **_train_fields(values, best)}
+        fields = {"model": model, **_train_fields(values, best, trainer)}
         is_fresh = isinstance(model, RandomModel)
         rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
         fields["learning_rate"] = values.learning_rate or rate
@@ -61,7 +63,7 @@ def train_spec(
             "goal “Fine-tune” with a model on the host.",
             "source",
         )
-    fields = {"model": model, **_train_fields(values, best)}
+    fields = {"model": model, **_train_fields(values, best, trainer)}
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     if fields.get("engine") == TRL:
         _refuse_copies(best)
@@ -129,10 +131,12 @@ def _validated(fields: dict[str, Any], at: str = "optimizer") -> TrainSpec:
     return validated(TrainSpec, fields, words, at, names_its_field=True)
 
 
-def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:
+def _train_fields(
+    values: PretrainWork, best: PlannedStrategy, trainer: TrainEngine
+) -> dict[str, Any]:
     batch, own = values.sequences_per_step, values.fields_of(TrainSpec)
     if isinstance(values, FinetuneWork):
-        del own["beta"]  # left open it is the objective's
+        del own["beta"], own["generator"]  # left open they are the objective's and the job's
         own |= loss_and_rewards(values)
     micro = min(best.strategy.micro_batch_size or batch, batch)
     steps = round(values.tokens / (batch * values.sequence_length)) if values.tokens else None
@@ -152,14 +156,14 @@ def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]
         "optimizer_offload": STATE_PLACES[planned.optimizer],
         "length_schedule": stages_of(values),
         "text_samples": _text_samples(values),
-        **chosen_options(values),
+        **chosen_options(values, trainer),
     }
 
 
 def _text_samples(values: PretrainWork) -> TextSamples | None:
     """Return the text-sampling options of a training; None if it samples no text."""
     every: int | None = values.text_samples_every_steps
-    if every is None and isinstance(values, FinetuneWork) and values.objective == "grpo":
+    if every is None and isinstance(values, FinetuneWork) and values.is_rewarded:
         every = ANSWERS_EVERY_STEPS  # its answers are there anyway
     is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     if every is None or is_classifier:

@@ -1,11 +1,13 @@
 """The workload of each goal: what there is to do, and the options of the job that does it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from planner.specs.base import BadRequestError, refuse
+from planner.specs.on_policy import Generator
 from planner.specs.units import MINUTE
 from planner.specs.workload import PREFERENCE_METHODS, REFERENCE_OBJECTIVES, TrainObjective
 from planner.specs.workload import CompressMethod as PlannedMethod
@@ -22,9 +24,9 @@ from runners.jobspec.base import (
     USUAL_SPLIT,
 )
 from runners.jobspec.generate import Batching, KvCache
-from runners.jobspec.objectives import OWN_TRAINER, TRL, PreferenceLoss, TrainEngine
+from runners.jobspec.objectives import PreferenceLoss
 from runners.jobspec.rewards import BUILT_IN, RewardFunction, parse_rewards
-from runners.jobspec.train import Away, CheckpointWriting, Generator, OnSpike, TrainAttention
+from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
 from runners.plans.fields import Key, Part, field
 from runners.plans.methods import COMPRESSIONS, OBJECTIVES, TRAININGS, methods_with
 
@@ -331,11 +333,12 @@ PLACES: dict[Key, str] = {
     "cpu": "In the host's memory, for a GPU",
     "disk": "On the host's disk",
 }
-MEMORY, KERNELS, CONTROL, OUTPUTS = (
+MEMORY, KERNELS, CONTROL, OUTPUTS, REWARDED = (
     "Memory",
     "Kernels and numbers",
     "Run control",
     "Outputs",
+    "Answers and rewards",
 )
 
 
@@ -529,11 +532,8 @@ class PretrainWork(TrainingData):
         return tuple(self.sample_prompts.split("\n")) if self.sample_prompts else ()
 
 
-GRPO = ("grpo",)
-
-
-class FinetuneWork(PretrainWork):
-    """A training that starts from trained weights."""
+class TunedWork(PretrainWork):
+    """What a fine-tuning changes of the trained weights, and what they learn."""
 
     method: Literal[
         "full", "lora", "qlora", "lomo", "adalomo", "qft", "classification", "alphatuning"
@@ -553,95 +553,129 @@ class FinetuneWork(PretrainWork):
         "answers, for KTO single ones, for GRPO prompts",
         choices=OBJECTIVES,
     )
-    reward_function: str = field(
+
+
+of_grpo = partial(field, only_for={"objective": ("grpo",)})
+finer_of_grpo = partial(of_grpo, group=REWARDED)
+
+
+class RewardedWork(TunedWork):
+    """The options of GRPO: answers to prompts, and the rewards that they are compared by."""
+
+    reward_function: str = of_grpo(
         "",
         "Reward functions",
         f"One a line: {', '.join(BUILT_IN)}, or FILE.py:FUNCTION in the host's folder rewards; "
         "a weight may follow. Called as TRL calls its own",
-        only_for={"objective": GRPO},
         has_lines=True,
         max_length=4000,
     )
-    num_generations: int = field(
+    num_generations: int = of_grpo(
         8,
         "Answers to a prompt",
         "Compared with each other; a step generates the batch size times as many",
-        only_for={"objective": GRPO},
         ge=2,
         le=1024,
     )
-    max_completion_length: int = field(
+    max_completion_length: int = of_grpo(
         256,
         "Longest answer",
         "Tokens; an answer that reaches it is cut",
-        only_for={"objective": GRPO},
         ge=1,
         le=1_000_000,
     )
-    max_prompt_length: int | None = field(
+    max_prompt_length: int | None = finer_of_grpo(
         None,
         "Longest prompt",
         "Tokens; longer ones are left out. Empty: what the sequence length leaves",
-        only_for={"objective": GRPO},
-        group="",
         ge=1,
         le=1_000_000,
     )
-    temperature: float = field(
-        1.0,
-        "Temperature",
-        "At which answers are drawn",
-        only_for={"objective": GRPO},
-        group="",
-        gt=0.0,
-        le=5.0,
+    temperature: float = finer_of_grpo(
+        1.0, "Temperature", "At which answers are drawn", gt=0.0, le=5.0
     )
-    num_iterations: int = field(
+    num_iterations: int = finer_of_grpo(
         1,
         "Updates by the same answers",
         "More than one reuses them, with a clipped ratio",
-        only_for={"objective": GRPO},
-        group="",
         ge=1,
         le=64,
     )
-    generator: Generator = field(
-        "colocated",
-        "Generation of answers",
-        choices={"colocated": "By the trained weights, in the training's process"},
-        only_for={"objective": GRPO},
-        group="",
+    generator: Generator | None = finer_of_grpo(
+        None,
+        "Devices that generate",
+        "Jobs generate with the trained weights, in the training's own process (transformers). "
+        "Other devices and engines, such as vLLM, are planned for catalog hardware",
+        choices={
+            None: "As jobs do; for catalog hardware both are compared",
+            "colocated": "Those that train, in turn",
+            "separate": "Others than those that train",
+        },
     )
-    reward_timeout_seconds: float = field(
+    reward_timeout_seconds: float = finer_of_grpo(
         60.0,
         "Time limit of rewards",
         "Seconds that the functions may take for the answers of a step",
-        only_for={"objective": GRPO},
-        group="",
         ge=1.0,
         le=86_400.0,
     )
-    reward_memory_gib: float = field(
-        4.0,
-        "Memory limit of rewards",
-        "GiB that their process may address",
-        only_for={"objective": GRPO},
-        group="",
-        ge=0.25,
-        le=1024.0,
+    reward_memory_gib: float = finer_of_grpo(
+        4.0, "Memory limit of rewards", "GiB that their process may address", ge=0.25, le=1024.0
     )
-    engine: TrainEngine | None = field(
-        None,
-        "Trainer",
-        "TRL runs in an environment of its own, on one device, and learns from a file or a data "
-        "set; all objectives but supervised are TRL's",
-        choices={
-            None: "By the objective",
-            OWN_TRAINER: "Slipway's own",
-            TRL: "Hugging Face's TRL",
-        },
-        group="",
-    )
+
+    @model_validator(mode="after")
+    def _can_be_rewarded(self) -> Self:
+        """Refuse rewards and lengths that GRPO cannot learn with."""
+        if not self.is_rewarded:
+            return self
+        try:
+            rewards = parse_rewards(self.reward_function)
+        except ValueError as error:
+            refuse("reward_function", f"Rewards: {error}.")
+        if not rewards:
+            refuse(
+                "reward_function",
+                f"GRPO learns from rewards. Name a function ({', '.join(BUILT_IN)}), or a file.",
+            )
+        room = self.sequence_length - self.max_completion_length
+        if room < 1:
+            refuse(
+                "max_completion_length",
+                f"The longest answer has {self.max_completion_length:,} tokens, and the sequence "
+                f"length {self.sequence_length:,} leaves none for a prompt. Raise it.",
+            )
+        if self.max_prompt_length is not None and self.max_prompt_length > room:
+            refuse(
+                "max_prompt_length",
+                f"The longest prompt has {self.max_prompt_length:,} tokens, and the sequence "
+                f"length leaves {room:,} beside the answer. Change one of them.",
+            )
+        return self
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Return whether the model learns from the rewards of its own answers."""
+        return self.objective == "grpo"
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return how many tokens a prompt that GRPO answers may have."""
+        return self.max_prompt_length or self.sequence_length - self.max_completion_length
+
+    @property
+    def reward_functions(self) -> tuple[RewardFunction, ...]:
+        """Return the reward functions that the lines name."""
+        return parse_rewards(self.reward_function)
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Return how many records a step learns from, of GRPO how many answers."""
+        return self.global_batch_size * (self.num_generations if self.is_rewarded else 1)
+
+
+class FinetuneWork(RewardedWork):
+    """A training that starts from trained weights."""
+
     beta: float | None = field(
         None,
         "Beta",
@@ -719,50 +753,7 @@ class FinetuneWork(PretrainWork):
                 "precompute_reference",
                 "Only DPO and KTO have a reference model. Leave it out, or choose one of them.",
             )
-        if self.objective == "grpo":
-            self._check_rewards()
         return self
-
-    def _check_rewards(self) -> None:
-        """Refuse rewards and lengths that GRPO cannot learn with."""
-        try:
-            rewards = parse_rewards(self.reward_function)
-        except ValueError as error:
-            refuse("reward_function", f"Rewards: {error}.")
-        if not rewards:
-            refuse(
-                "reward_function",
-                f"GRPO learns from rewards. Name a function ({', '.join(BUILT_IN)}), or a file.",
-            )
-        room = self.sequence_length - self.max_completion_length
-        if room < 1:
-            refuse(
-                "max_completion_length",
-                f"The longest answer has {self.max_completion_length:,} tokens, and the sequence "
-                f"length {self.sequence_length:,} leaves none for a prompt. Raise it.",
-            )
-        if self.max_prompt_length is not None and self.max_prompt_length > room:
-            refuse(
-                "max_prompt_length",
-                f"The longest prompt has {self.max_prompt_length:,} tokens, and the sequence "
-                f"length leaves {room:,} beside the answer. Change one of them.",
-            )
-
-    @property
-    def longest_prompt(self) -> int:
-        """Return how many tokens a prompt that GRPO answers may have."""
-        return self.max_prompt_length or self.sequence_length - self.max_completion_length
-
-    @property
-    def reward_functions(self) -> tuple[RewardFunction, ...]:
-        """Return the reward functions that the lines name."""
-        return parse_rewards(self.reward_function)
-
-    @property
-    def sequences_per_step(self) -> int:
-        """Return how many records a step learns from, of GRPO how many answers."""
-        is_grpo = self.objective == "grpo"
-        return self.global_batch_size * (self.num_generations if is_grpo else 1)
 
 
 PATTERN = "2:4"

@@ -12,7 +12,7 @@ from runners.plans.document import GOALS, PLANS, adapter, of_goal, read_stored, 
 from runners.plans.fields import Shown, faults_in, limits_of, shown_of
 from runners.plans.launch import USED_BY, Launch, LaunchOptionError, check_used
 from runners.plans.methods import COMPRESSIONS, TRAININGS
-from runners.plans.old_names import read_document
+from runners.plans.old_names import read_document, with_one_trainer
 from runners.plans.refusals import DraftProblem
 from runners.plans.workflow import WorkflowDocument
 from runners.plans.workloads import WORKLOADS, CompressWork, FinetuneWork
@@ -102,6 +102,29 @@ def test_the_names_of_before_the_first_release_are_read_as_those_of_today():
         prefix_caching=True,
         requests_per_repetition=9,
     )
+
+
+def test_a_trainer_of_the_workload_is_read_as_the_engine_unless_the_two_contradict():
+    for trainer, engine, read in [
+        ("trl", None, "trl"), ("slipway", None, "torch"), (None, None, None),
+        (None, "megatron", "megatron"), ("trl", "trl", "trl"),
+    ]:  # fmt: skip
+        old = {"goal": "finetune", "workload": {"engine": trainer}, "hardware": {"engine": engine}}
+        assert adapter().validate_python(read_document(old)).hardware.engine == read, old
+        assert old["workload"] == {"engine": trainer}
+    for trainer, engine in [("trl", "torch"), ("slipway", "trl"), ("ours", None)]:
+        old = {"goal": "finetune", "workload": {"engine": trainer}, "hardware": {"engine": engine}}
+        with pytest.raises(ValidationError, match=r"workload\.engine"):
+            adapter().validate_python(read_document(old))
+    # A stored draft keeps the engine that it was planned for, also of a goal that is not chosen.
+    work = {"method": "lora", "engine": "trl"}
+    stored = {"goal": "serve", "workload": {}, "wizard": {"others": {"finetune": work}}}
+    moved = with_one_trainer(stored)
+    assert moved["wizard"]["others"]["finetune"] == {"method": "lora"}
+    assert moved["hardware"] == {"engine": "trl"}
+    both = {"goal": "finetune", "workload": work, "hardware": {"engine": "deepspeed"}}
+    assert with_one_trainer(both)["hardware"] == {"engine": "deepspeed"}
+    assert with_one_trainer(moved) == moved
 
 
 def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():

@@ -1,5 +1,6 @@
 """The spec of a document's launch: a pure function, without a database."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ from planner import api
 from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import PlannedStrategy
+from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import OffloadSpec
 from runners.jobspec import (
     ArtefactModel,
@@ -339,10 +341,6 @@ def test_an_objective_is_trained_by_trl_with_its_usual_rate_and_batch():
         (PREFERENCES | {"objective": "kto", "global_batch_size": 2}, {"micro_batch_size": 2}),
         (PREFERENCES | {"objective": "reward", "learning_rate": 3e-5}, {"learning_rate": 3e-5}),
         (
-            PREFERENCES | {"objective": "supervised", "engine": "trl"},
-            {"objective": "next_token", "learning_rate": 2e-4},
-        ),
-        (
             PREFERENCES | {"objective": "grpo", "reward_function": "a.py:f", "num_generations": 4},
             {"beta": 0.0, "micro_batch_size": 16, "prompts_per_step": 16, "max_steps": 76}
             | {"text_samples": TextSamples(every_steps=20)},
@@ -374,14 +372,27 @@ def test_the_engine_trl_launches_trls_trainer_and_no_other():
     for work in (PREFERENCES, supervised):
         spec = spec_for("finetune", work, **trl)
         assert (spec.engine, spec.keep_best, spec.samples.rows) == ("trl", False, "padded")
+    assert (spec.objective, spec.learning_rate) == ("next_token", 2e-4)
     for work, hardware, said in [
-        (supervised | {"engine": "slipway"}, trl, "its trainer is Slipway's own"),
-        (supervised | {"engine": "trl"}, torch, "its trainer is TRL"),
+        (PREFERENCES, torch, "objective dpo is one of TRL's trainers"),
+        (supervised, {"hardware": {"engine": "deepspeed"}}, "this kind of job cannot start"),
         (PREFERENCES, {"pins": {"attention": "eager"}}, "kernel eager. Leave it open"),
         (PREFERENCES, {"pins": {"checkpoint_writing": "background"}}, "background. Leave it open"),
     ]:
         with pytest.raises(DraftProblem, match=said):
             spec_for("finetune", work, **hardware)
+
+
+def test_a_plan_whose_answers_another_engine_generates_is_no_job():
+    work = PREFERENCES | {"objective": "grpo", "reward_function": "exact_match"}
+    for engine, refused in (("transformers", False), ("vllm", True)):
+        given = case("finetune", strategy={"rollout": RolloutSpec(engine=engine)})
+        with (
+            pytest.raises(DraftProblem, match="generates answers with vllm")
+            if refused
+            else (nullcontext())
+        ):
+            assert spec_for("finetune", work, given=given).generator == "colocated"
 
 
 def test_what_trl_or_our_own_trainer_cannot_learn_is_refused_at_its_field():

@@ -108,9 +108,26 @@ def test_who_compares_answers_gets_trl_everywhere_unless_another_engine_is_named
 
 
 def test_a_supervised_training_by_trl_is_planned_for_one_device_of_its_engine():
-    for workload, hardware in (({"engine": "trl"}, {}), ({}, {"engine": "trl"})):
-        found = planner_request("finetune", workload, HOST, hardware=hardware)
-        assert (found.engine, found.pins.data_parallel_size) == ("trl", 1), workload
+    found = planner_request("finetune", {}, HOST, hardware={"engine": "trl"})
+    assert (found.engine, found.pins.data_parallel_size) == ("trl", 1)
+
+
+def test_answers_are_generated_as_a_job_does_on_a_host_and_left_open_for_catalog_hardware():
+    rewarded = {"objective": "grpo", "reward_function": "exact_match"}
+    for where, pinned, engine in [
+        (HOST, None, "transformers"),
+        (HOST, {"sleep": "generator"}, "transformers"),  # which the planner refuses by name
+        (HOST, {"engine": "vllm"}, "vllm"),  # which the launch refuses by name
+        (CATALOG, None, None),
+    ]:
+        pins = {"rollout": pinned} if pinned else {}
+        found = planner_request("finetune", rewarded, where, pins=pins)
+        rollout = found.pins.rollout
+        assert (rollout.engine if rollout else None) == engine, (where, pinned)
+        assert found.workload.generator is None
+    for named in ("colocated", "separate"):
+        found = planner_request("finetune", rewarded | {"generator": named}, CATALOG)
+        assert found.workload.generator == named
 
 
 def test_lengths_that_grow_with_an_objective_and_a_reward_model_by_qlora_are_refused_by_name():
@@ -132,10 +149,9 @@ def test_slipways_own_trainer_never_runs_a_comparison_as_supervised_steps():
     memory = MemoryAnswer.model_construct(per_stage_layers=())
     best = PlannedStrategy.model_construct(strategy=Strategy(), memory=memory)
     for objective in ("dpo", "kto", "orpo", "reward"):
+        values = FinetuneWork(objective=objective)
         with pytest.raises(DraftProblem, match=f"objective {objective} is one of TRL's trainers"):
-            train_spec(
-                FinetuneWork(objective=objective, engine="slipway"), FolderModel(path="m"), best
-            )
+            train_spec(values, FolderModel(path="m"), best, trainer="slipway")
 
 
 def test_every_field_of_serving_is_one_that_the_planner_costs():

@@ -5,6 +5,7 @@ import re
 import pytest
 from django.urls import get_resolver
 
+from runners.plans.document import read_stored
 from runners.plans.launch import Launch
 from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job
@@ -17,6 +18,7 @@ from webapp.plans.saving import (
     draft_write,
     versions_of,
 )
+from webapp.tunings.models import Tuning
 from webapp.wizard.drafts import goal_change
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -315,6 +317,27 @@ OLD_DRAFT = {
     "launch": {"job": "J", "job_name": "first", "priority": "-1", "retries": "2", "hours": "1.5",
                "secrets": ["A"], "engine": "vllm", "idle": "30", "reuse": "no", "adapters": False},
 }  # fmt: skip
+
+
+def test_the_trainer_of_stored_drafts_and_tunings_becomes_their_engine(team, alice):
+    from importlib import import_module
+
+    from django.apps import apps
+
+    draft = {"goal": "finetune", "workload": {"method": "lora", "engine": "trl"}}
+    plan = Plan.objects.create(team=team, owner=alice, draft=draft)
+    other = Plan.objects.create(team=team, owner=alice, draft={"goal": "serve"})
+    tuning = Tuning.objects.create(
+        team=team, owner=alice, name="t", plan=plan, document=draft,
+        options={}, figure="step_seconds", candidates=[], trial={},
+    )  # fmt: skip
+    for app in ("plans.migrations.0003", "tunings.migrations.0002"):
+        import_module(f"webapp.{app}_one_trainer").move_trainers(apps, None)
+    for row in (plan, other, tuning):
+        row.refresh_from_db()
+    assert (plan.document.hardware.engine, plan.document.workload.method) == ("trl", "lora")
+    assert other.draft == {"goal": "serve"}
+    assert read_stored(tuning.document).hardware.engine == "trl"
 
 
 def test_an_older_release_s_draft_becomes_a_document(team, alice):

@@ -14,6 +14,7 @@ from planner.specs.workload import OffloadSpec, Strategy
 from runners.jobspec import FolderModel, HostText, TrainSpec
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import USUAL_LEARNING_RATES, LayoutOptions
+from runners.plans.engine_choice import trainer_of
 from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
 from runners.plans.training_layout import layout_of
@@ -110,7 +111,8 @@ def spec_for(document, **sizes) -> TrainSpec:
     )
     is_encoder = document.workload.method == "classification"
     shape = SimpleNamespace(is_encoder=is_encoder)
-    return train_spec(document.workload, FolderModel(path="model"), best, shape)
+    folder, trainer = FolderModel(path="model"), trainer_of(document)
+    return train_spec(document.workload, folder, best, shape, trainer=trainer)
 
 
 def choices_of(field) -> list:
@@ -129,7 +131,7 @@ def complete(name: str, value) -> dict:
         "upload": {"dataset": "x"},
         "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
     }
-    if name in {"objective", "engine"} and value not in {"supervised", "slipway", None}:
+    if name == "objective" and value != "supervised":
         rewards = {"reward_function": "exact_match", "max_completion_length": 64}
         rewards = rewards if value == "grpo" else {}
         return {name: value, "data_source": "file", "data_path": "a.jsonl", **rewards}  # TRL's
@@ -223,6 +225,7 @@ def test_integers_and_moments_on_disk_reach_the_host(plan_of):
             made.document.workload,
             FolderModel(path="m"),
             best.model_copy(update={"strategy": placed}),
+            trainer="slipway",
         )
         assert spec.optimizer_offload == where, planned
 
