@@ -12,6 +12,7 @@ from planner.specs.units import GIB
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import used_by
 from planner.workload.layouts import Layout
+from planner.workload.rollouts import generator_reason
 from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
@@ -401,11 +402,14 @@ def as_plan(
     On a mixed cluster, ``apart`` has the best estimate on each other subset of nodes, by name.
     """
     fields = {name: getattr(estimate, name) for name in Estimate.model_fields}
+    rollout, pinned = estimate.strategy.rollout, question.request.pins.rollout
+    generated = (generator_reason(rollout, pinned, question.device),) if rollout else ()
+    others = _other_node_reasons(estimate, question, apart or {})
     return PlannedStrategy(
         **fields,
         rank=rank,
         cluster=question.shown,
-        reasons=(*reasons(estimate, first), *_other_node_reasons(estimate, question, apart or {})),
+        reasons=(*reasons(estimate, first), *generated, *others),
         techniques=used_by(estimate.strategy, question.case),
         exports=formats_for(question.case, estimate.strategy, estimate.engine),
         tier=plan_tier(question),

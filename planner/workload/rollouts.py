@@ -7,7 +7,7 @@ from planner.catalog.engines import Engine
 from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.specs.on_policy import OWN_ENGINE, RolloutSpec
+from planner.specs.on_policy import GENERATED_BY, OWN_ENGINE, RolloutSpec
 from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 
@@ -87,6 +87,19 @@ def rollout_warnings(setting: Setting) -> Iterator[str]:
             "weight_dtype of the rollout is fp8: TRL has no option for it, so that changing the "
             "engine's start by hand is assumed"
         )
+
+
+def generator_reason(rollout: RolloutSpec, pinned: RolloutSpec | None, device: DeviceSpec) -> str:
+    """Return which engine generates the completions of a plan, and why."""
+    stated = pinned.engine if pinned else None
+    if stated:
+        why = "as pins.rollout.engine states"
+    elif rollout.engine == OWN_ENGINE:
+        why = f"no server of completions is planned on {device.name or device.id}"
+    else:
+        why = "no engine is pinned, and on GPUs a server generates"
+    who = f"{rollout.engine}, the trainer's own model" if rollout.engine == OWN_ENGINE else ""
+    return f"{GENERATED_BY}{who or rollout.engine}: {why}"
 
 
 def refuse_one_device(workload: TrainWorkload) -> NoReturn:

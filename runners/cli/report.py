@@ -14,6 +14,7 @@ from planner.specs.estimate import (
     PlanRequest,
     Rejection,
 )
+from planner.specs.on_policy import GENERATED_BY
 from planner.specs.workload import (
     AWAY_TITLES,
     CompressWorkload,
@@ -132,6 +133,9 @@ def print_plan(answer: PlanAnswer, assumed: Sequence[str] = ()) -> None:
         if doubt := memory_doubt(best):
             show(doubt)
         bound = BOUND_WORDS.get(best.bound_by, best.bound_by)
+        for reason in best.reasons:
+            if reason.startswith(GENERATED_BY):
+                show(capitalised(reason))
         show(f"Limited by: {bound}. Class of the modelled figures: {best.error_class}\n")
     if len(answer.plans) > 1:
         show(comparison(answer))

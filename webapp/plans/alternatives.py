@@ -18,6 +18,7 @@ from planner.specs.estimate import (
     Rejection,
     Suggestion,
 )
+from planner.specs.on_policy import GENERATED_BY
 from planner.techniques.registry import TECHNIQUES
 from runners.plans.document import PlanDocument
 from runners.plans.latency_limits import figure_name
@@ -61,7 +62,8 @@ LOOKED_FOR = {  # what an objective optimises in addition to the axes
     "quality": "the best quality",
     "energy": "the least energy per token",
 }
-SHARED = ("fits: ", "bound by ")  # reasons that every row has and that columns already show
+# Reasons that every row has, and that columns or the strategy itself show.
+SHARED = ("fits: ", "bound by ", GENERATED_BY)
 UNKNOWN_LOSS = 0.01  # quality loss without a published value; the search uses the same
 TARGET_WORDS = {
     figure_name(figure, percentile): f"{words} takes" + (f" at {name}" if name != "mean" else "")

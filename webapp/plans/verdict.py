@@ -31,7 +31,7 @@ from webapp.core.display import (
     money_for_tokens,
 )
 from webapp.plans.compression_gains import planned_gains
-from webapp.plans.engine_words import compared_words, engine_words
+from webapp.plans.engine_words import compared_words, engine_words, generator_words
 from webapp.plans.explanation import (
     BOUND_WORDS,
     compression_words,
@@ -223,7 +223,7 @@ def verdict_of(
         detail=" ".join([*more, f"{_detail(best, document)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
-        start=f"{start_words(answer) or engine_words(document)} {compared_words(answer)}".strip(),
+        start=_start_and_engines(answer, document),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,
@@ -235,6 +235,16 @@ def verdict_of(
         ),
         brief=tuple(f"{figure.label} {figure.shown}" for figure in figures[:1]),
     )
+
+
+def _start_and_engines(answer: PlanAnswer, document: PlanDocument) -> str:
+    """Return what is started, with which engines it was compared, and what generates answers."""
+    words = (
+        start_words(answer) or engine_words(document),
+        compared_words(answer),
+        generator_words(document, answer),
+    )
+    return " ".join(filter(None, words))
 
 
 def _uncosted(document: PlanDocument) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Plans of DPO and its like: the engine, the reference in memory, what a suggestion changes."""
 
 import json
+from html import unescape
 
 from django.urls import reverse
 
@@ -16,8 +17,8 @@ BODY = {"goal": "finetune", "model": "meta-llama/Llama-3.1-8B"}
 H200S = {"device": "h200", "devices_per_node": 8}
 
 
-def planned(alice, workload: dict, hardware: dict):
-    body = {**BODY, "workload": workload, "hardware": hardware}
+def planned(alice, workload: dict, hardware: dict, model: str = BODY["model"]):
+    body = {**BODY, "model": model, "workload": workload, "hardware": hardware}
     reply = client_of(alice).post("/api/v1/plans", json.dumps(body), "application/json")
     assert reply.status_code == 201, reply.json()
     return reply.json()
@@ -43,6 +44,30 @@ def test_adapters_on_a_small_card_are_offered_over_four_bits_and_keep_the_object
     plan = Plan.objects.get(pk=found["id"])
     assert suggestion_apply(plan, way["changes"]) == []
     assert (plan.document.workload.method, plan.document.workload.objective) == ("qlora", "dpo")
+
+
+REWARDED = {
+    "objective": "grpo",
+    "reward_function": "exact_match",
+    "sequence_length": 128,
+    "max_completion_length": 64,
+    "global_batch_size": 2,
+    "num_generations": 2,
+    "tokens": 100_000,
+}
+
+
+def test_a_page_says_which_engine_generates_answers_and_why(alice, host):
+    for hardware, said in [
+        (H200S, "by vLLM, the usual engine on GPUs; a job of Slipway generates with the trained"),
+        ({"device": "apple-m4-max-128gb"}, "process (transformers), for no server of answers"),
+        ({"host": host.pk}, "(transformers), as the job does."),
+    ]:  # fmt: skip
+        found = planned(alice, REWARDED, hardware, "demo")
+        best = found["answer"]["plans"][0]
+        assert any(each.startswith("completions by ") for each in best["reasons"])
+        page = client_of(alice).get(reverse("plan-detail", args=[found["id"]])).content.decode()
+        assert said in unescape(page), hardware
 
 
 def test_another_engine_than_trl_is_refused_with_the_way_out(alice):
