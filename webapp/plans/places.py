@@ -84,10 +84,20 @@ class NamedRows:
         key = self.document.hardware.host
         if key is None:
             return None
-        host = Host.objects.filter(team=self.plan.team, pk=key).first()
+        own = Host.objects.filter(team=self.plan.team, pk=key)
+        holder = self._holder
+        host = holder if holder is not None and holder.pk == key else own.first()
         if host is None:
             raise DraftProblem("This host is no longer part of your team. Choose another.", "host")
         return host
+
+    @property
+    def _holder(self) -> Host | None:
+        """Return the team's host that has the model's weights, which is read with the model."""
+        with suppress(DraftProblem):
+            holder = self.team_model.host if self.team_model else None
+            return holder if holder and holder.team_id == self.plan.team_id else None
+        return None
 
     @cached_property
     def shared(self) -> Shared | None:
@@ -101,7 +111,8 @@ class NamedRows:
         chosen = self.document.model
         if chosen.source != "team":
             return None
-        model = TeamModel.objects.filter(team=self.plan.team, pk=chosen.team_model or "").first()
+        own = TeamModel.objects.filter(team=self.plan.team, pk=chosen.team_model or "")
+        model = own.select_related("host").first()  # mostly the host of the plan
         if model is None:
             raise DraftProblem(
                 "This model is no longer part of your team. Choose another.", "model"
