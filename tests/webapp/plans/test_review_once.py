@@ -11,8 +11,8 @@ from webapp.plans import planning
 from webapp.plans.planning import plan_compute
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-# Session, user, memberships with teams, plan, model with its host, the job that wrote the model, its
-# adapters, quota with the queued jobs, secrets: each row or list is read once.
+# Session, user, memberships with teams, plan, model with its host, the job that wrote the model,
+# its adapters, quota with the queued jobs, secrets: each row or list is read once.
 MOST_QUERIES = 9
 
 
