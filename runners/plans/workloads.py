@@ -9,8 +9,12 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from planner.specs.base import BadRequestError, refuse
 from planner.specs.on_policy import Generator
 from planner.specs.units import MINUTE
-from planner.specs.workload import PREFERENCE_METHODS, REFERENCE_OBJECTIVES, TrainObjective
-from planner.specs.workload import CompressMethod as PlannedMethod
+from planner.specs.workload import (
+    PREFERENCE_METHODS,
+    REFERENCE_OBJECTIVES,
+    CompressMethod,
+    TrainObjective,
+)
 from runners.datasets.conversations import DataError
 from runners.datasets.records import Format, suffix_of
 from runners.datasets.text import unix_lines
@@ -762,7 +766,7 @@ PATTERN = "2:4"
 class CompressWork(Part):
     """Make the weights smaller and measure the loss of quality."""
 
-    method: PlannedMethod = field(
+    method: CompressMethod = field(
         "int8_weight_only",
         "Method",
         choices={name: each.words for name, each in COMPRESSIONS.items()},

@@ -69,6 +69,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.artefact_archive import artefact_response
 from webapp.jobs.artefacts import artefacts_of
+from webapp.jobs.benchmark_reports import load_report, planned_limit
 from webapp.jobs.endpoints import endpoint_of
 from webapp.jobs.listing import filter_jobs
 from webapp.jobs.logs import LOG_KINDS, Line, lines_of, log_lines, with_replaced
@@ -86,7 +87,6 @@ from webapp.jobs.models import (
 )
 from webapp.jobs.parts import part_at
 from webapp.jobs.permissions import allowed, job_for
-from webapp.jobs.points import load_report, planned_limit
 from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
 from webapp.jobs.restarting import start_elsewhere
 from webapp.jobs.services import (

@@ -54,7 +54,7 @@ from webapp.core.queries import in_order
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import shortage_of
+from webapp.jobs.memory_comparison import shortage_of
 from webapp.jobs.permissions import job_for
 from webapp.jobs.postmortem import fitting_changes
 from webapp.jobs.replanning import NO_SHORTAGE, replan

@@ -38,8 +38,8 @@ from webapp.jobs.endpoints import endpoint_of, hashes_of, new_key
 from webapp.jobs.gangs import pool_lock
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
+from webapp.jobs.reason_words import words_for
 from webapp.jobs.services import job_stop
-from webapp.jobs.transitions import words_for
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
 

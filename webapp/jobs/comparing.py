@@ -20,7 +20,8 @@ from webapp.core.display import (
 )
 from webapp.core.figures import MAIN_FIGURES, REGISTRY, definition_of
 from webapp.hosts.pools import facts_for
-from webapp.jobs.measured_figures import JobFigure, JobFigures, TermRow, story_of
+from webapp.jobs.measured_figures import JobFigure, JobFigures
+from webapp.jobs.memory_comparison import TermRow, story_of
 from webapp.jobs.models import Job
 
 PARAMETER = "job"

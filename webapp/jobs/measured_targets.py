@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from webapp.core.display import quantity
 from webapp.core.figures import definition_of
+from webapp.jobs.benchmark_reports import main_row_of
 from webapp.jobs.measured_figures import JobFigure, JobFigures
 from webapp.jobs.models import Job
-from webapp.jobs.points import main_row_of
 
 PERCENT = 95  # of requests meet the target
 NORMAL_80 = NormalDist().inv_cdf(0.9)  # half of an 80 % interval, in standard deviations

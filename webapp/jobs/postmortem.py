@@ -18,7 +18,7 @@ from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import first_ended, members_of
 from webapp.jobs.job_charts import span_ms
 from webapp.jobs.logs import SUPERVISOR, log_lines
-from webapp.jobs.measured_figures import (
+from webapp.jobs.memory_comparison import (
     MemoryComparison,
     TermRow,
     facts_of,
@@ -29,9 +29,9 @@ from webapp.jobs.measured_figures import (
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.points import series_of
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.reason_words import words_for
 from webapp.jobs.replanning import Change, smallest_changes
 from webapp.jobs.services import words_of
-from webapp.jobs.transitions import words_for
 from webapp.metrics.store import read_series
 
 # Text for an attempt's end: exit code or signal, and the host's condition at that time.

@@ -14,7 +14,7 @@ from planner.specs.units import GIB
 from planner.specs.workload import Strategy
 from runners.plans.refusals import DraftProblem
 from webapp.core.display import capitalised, memory
-from webapp.jobs.measured_figures import MemoryComparison
+from webapp.jobs.memory_comparison import MemoryComparison
 from webapp.jobs.models import Job
 from webapp.plans.alternatives import suggestion_effect
 from webapp.plans.explanation import strategy_words

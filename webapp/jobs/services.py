@@ -33,8 +33,9 @@ from webapp.jobs.models import (
     Priority,
 )
 from webapp.jobs.quotas import check_submit, duration_within, quota_of
+from webapp.jobs.reason_words import Words, words_for
 from webapp.jobs.stored_files import ORDERS, files_release
-from webapp.jobs.transitions import Words, check_retries, transition, words_for
+from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
 
 # Abandon a job on a person's order: the devices of its unreachable hosts count as free again.

@@ -32,8 +32,8 @@ from webapp.jobs.busy_hosts import busy_effect, busy_words
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
 from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
+from webapp.jobs.reason_words import words_for
 from webapp.jobs.searching import MAX_ROWS, SHORTEST, Group, model_results, search_results
-from webapp.jobs.transitions import words_for
 from webapp.modelhub.models import DEMO_NAME
 from webapp.pages.docs import search_docs
 from webapp.plans.models import Plan, PlanState

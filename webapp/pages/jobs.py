@@ -25,6 +25,7 @@ from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs.artefacts import artefacts_of
+from webapp.jobs.benchmark_reports import operators_of, under_load
 from webapp.jobs.busy_hosts import busy_note
 from webapp.jobs.calibration import as_read
 from webapp.jobs.calibration_effect import calibration_effect_of
@@ -39,16 +40,16 @@ from webapp.jobs.measured_figures import (
     cards_of,
     figures_of,
     outcome_words,
-    shortage_of,
     task_rows,
     why_energy_unmeasured,
 )
 from webapp.jobs.measured_targets import targets_of
+from webapp.jobs.memory_comparison import shortage_of
 from webapp.jobs.mixtures import mixture_of
 from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState
 from webapp.jobs.parts import PARAMETER, parts_for
 from webapp.jobs.permissions import allowed, job_for
-from webapp.jobs.points import operators_of, points_since, under_load
+from webapp.jobs.points import points_since
 from webapp.jobs.postmortem import fitting_changes, has_postmortem, postmortem_of, replan_words
 from webapp.jobs.preflight_checks import ChecklistLine, checks_of, preflight_of
 from webapp.jobs.progress import (

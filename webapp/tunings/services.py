@@ -40,10 +40,11 @@ from webapp.core.problems import (
     NotFoundProblem,
     Problem,
 )
+from webapp.jobs.benchmark_reports import main_row_of
 from webapp.jobs.launching import Launchable, parts_at_a_commit, plan_launch
 from webapp.jobs.models import FINAL_STATES, Job, JobState, Measurement
-from webapp.jobs.points import main_row_of
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.reason_words import words_for
 from webapp.jobs.series import (
     PASSING,
     SeriesState,
@@ -51,7 +52,6 @@ from webapp.jobs.series import (
     late_parts_stop,
     part_stop,
 )
-from webapp.jobs.transitions import words_for
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_answer, plan_keep
 from webapp.plans.saving import draft_copied

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from webapp.core.figures import REGISTRY, FigureDefinition
 from webapp.jobs.models import Job
 from webapp.jobs.progress import elapsed_seconds
-from webapp.jobs.transitions import words_for
+from webapp.jobs.reason_words import words_for
 from webapp.modelhub.models import TeamModel
 from webapp.workflows.models import StepState, Workflow, WorkflowStep
 from webapp.workflows.planning import totals

@@ -12,7 +12,7 @@ from webapp.charts.plots import ORIGIN_MS
 from webapp.jobs import comparing
 from webapp.jobs.comparing import Side, cell_text, flat, setting_label, settings_of, sides_of
 from webapp.jobs.job_charts import draw
-from webapp.jobs.measured_figures import TermRow
+from webapp.jobs.memory_comparison import TermRow
 from webapp.jobs.models import Job
 from webapp.jobs.overlay_charts import overlays
 from webapp.metrics.store import Point

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runners.test_classification import DEVICE, MAIN
 from tests.webapp.metrics.conftest import append
-from webapp.jobs.measured_figures import (
+from webapp.jobs.memory_comparison import (
     OutOfMemoryFigures,
     facts_of,
     read_oom,

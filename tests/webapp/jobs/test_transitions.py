@@ -17,16 +17,9 @@ from webapp.core.problems import InvalidProblem
 from webapp.jobs import transitions
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, AttemptEvent, Job, JobState
+from webapp.jobs.reason_words import WORDS, words_for
 from webapp.jobs.services import job_clone, job_stop, job_submit
-from webapp.jobs.transitions import (
-    ALLOWED,
-    RETRYABLE,
-    WORDS,
-    final_state,
-    sources_of,
-    transition,
-    words_for,
-)
+from webapp.jobs.transitions import ALLOWED, RETRYABLE, final_state, sources_of, transition
 from webapp.jobs.waiting import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")

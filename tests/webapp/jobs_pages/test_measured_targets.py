@@ -6,10 +6,10 @@ from runners.jobspec.compress import LoadLimit, LoadReport, LoadRow, OperatorRow
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.undone import undone
 from webapp.agents.ingest import events_accept
+from webapp.jobs.benchmark_reports import operators_of, under_load
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.measured_targets import targets_of
 from webapp.jobs.models import Job
-from webapp.jobs.points import operators_of, under_load
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 SPEC = {

@@ -12,7 +12,7 @@ from tests.webapp.jobs.test_memory_terms import tell as tell_metrics
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import settle_all
 from webapp.jobs.launching import plan_launch
-from webapp.jobs.measured_figures import stories_of, story_of
+from webapp.jobs.memory_comparison import stories_of, story_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.postmortem import part_ends
 from webapp.jobs.services import job_stop
