@@ -173,7 +173,6 @@ UNASKED = {
     "compute_dtype",
     "compiled",
     "objective",
-    "engine",
     "beta",
     "preference_loss",
     "precompute_reference",
