@@ -13,8 +13,8 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
-from runners.hub.settings import TOKENS
 from runners.hub.settings import PASSED as PASSED_TO_HUB
+from runners.hub.settings import TOKENS
 from runners.jobspec import (
     ArtefactModel,
     DataParallel,
