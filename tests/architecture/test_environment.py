@@ -69,7 +69,7 @@ EXCEPTIONS = {
     "runners/jobs/publish.py": {"HF_TOKEN"},
     "runners/launchers/kubernetes_api.py": {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"},
     "runners/launchers/kubernetes_nodes.py": {"ADDRESS", "INDEX", "OMP_NUM_THREADS"},
-    "runners/launchers/slurm_commands.py": {"name"},
+    "runners/launchers/slurm_commands.py": {"SLURM_JOB_ID", "name"},
     "runners/launchers/slurm_nodes.py": {"SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NODEID"},
     "runners/supervision/supervisor.py": {"name"},
     "runners/host/overhead_bench.py": {"PATH"},
