@@ -6,8 +6,10 @@ It reads no clock and starts no job: jobs measure the candidates, and the planne
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
+
+import numpy as np
 
 BASELINE = 0  # number of the plan's own choice
 REPEATS = 2  # least measurements, after the first, of each of the two that a gain is claimed of
@@ -16,8 +18,10 @@ MOST_EACH = 4  # measurements of one candidate
 USUAL_SPREAD = 0.02
 LEAST_SPREAD = 0.005  # of one measurement, however well the repeated ones agree
 NORMAL_80 = 1.282  # half of an 80 % interval, in standard deviations
-# Half of a 90 % interval, in standard errors: Student's t with 1, 2 ... degrees of freedom.
-STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860)
+ONE_SIDED = 0.05  # of a 90 % interval
+# Standard deviations of the logarithm of the figure: what the planner misjudges on this host in
+# every candidate, in each setting, and in what settings do together.
+HOST_ERROR, SETTING_ERROR, JOINT_ERROR = 1.0, 0.15, 0.03
 ROOMY = 16  # trials of a budget that keeps a repetition more
 MOST_LOST = 2  # trials of a candidate that its host or the site ended
 GIB = 2**30
@@ -162,66 +166,64 @@ class TuningSearch:
         """Return the candidate that a larger budget would measure next.
 
         First each is measured once, while enough is left to measure the best again. Then the best
-        and the plan's own choice are measured again, in turn and equally often, whatever the
-        repeated measurements say: to stop as soon as they differ would make noise a gain. If none
-        is better than the plan's own choice, what is left goes to those that were not tried.
+        of them and the plan's own choice are measured again, in turn and equally often, whatever
+        the repeated measurements say of the two: to stop as soon as they differ would make noise
+        a gain. One that falls back behind another lets that one in. If none is better than the
+        plan's own choice, what is left goes to those that were not tried.
         """
         untried = self._most_promising()
         has_repeats = any(self._repeats(each) for each in self.candidates)
         if untried is not None and not has_repeats and self._has_room():
             return untried
-        finalists = self._finalists
-        lacking = [each for each in finalists if self._lacks_repeats(each)]
-        if lacking:
-            return min(lacking, key=lambda each: len(self._repeats(each)))
-        return None if finalists else untried
+        if not self._contenders:
+            return untried
+        own = [each for each in self._own if self._lacks_repeats(each)]
+        lacking = [*own, *self._challengers[:1]]
+        return min(lacking, key=lambda each: len(self._repeats(each)), default=None)
 
     def _most_promising(self) -> Candidate | None:
         """Return the candidate to try next, None if all were tried or are left out.
 
         The plan's own choice comes first, then each setting by itself, once: the planner may be
-        wrong about any. Then the expectation decides: what is predicted, with the errors of the
-        prediction that the settings by themselves have shown.
+        wrong about any. Then the expectation decides.
         """
         untried = [each.candidate for each in self.results if each.state == "untried"]
         if not untried or untried[0].number == BASELINE:
             return untried[0] if untried else None
-        tried = {name for each in self._tried_alone for name in each.settings}
-        alone = (each for each in untried if len(each.settings) == 1)
-        for each in alone:
-            if not each.settings.keys() & tried:
+        begun = (each for each in self.candidates if self._of[each.number])
+        tried = {name for each in begun if len(each.settings) == 1 for name in each.settings}
+        for each in untried:
+            if len(each.settings) == 1 and not each.settings.keys() & tried:
                 return each
-        return max(untried, key=self._expected)
-
-    @property
-    def _tried_alone(self) -> list[Candidate]:
-        tried = [each.candidate for each in self.results if self._of[each.candidate.number]]
-        return [each for each in tried if len(each.settings) == 1]
-
-    def _expected(self, candidate: Candidate) -> float:
-        """Return the expected score of a candidate: the errors of its settings are added."""
-        errors = (self._errors.get(each, 0.0) for each in candidate.settings.items())
-        return self._sign * math.log(candidate.predicted) + sum(errors)
+        return max(untried, key=lambda each: self._beliefs[each.number].mean)
 
     @cached_property
-    def _errors(self) -> dict[tuple[str, object], float]:
-        """Return how much better than predicted each setting by itself was, as a logarithm.
+    def _beliefs(self) -> Mapping[int, "_Belief"]:
+        """Return what to expect of each candidate by its prediction and all measurements.
 
-        It is compared with the plan's own choice, so that what the planner misjudges on this host
-        in every candidate does not count.
+        A linear regression with normal priors: the logarithm of a figure is the predicted one and
+        the planner's errors in all candidates, in each setting and in what settings do together.
+        So the best of many first measurements is expected to be as far above its neighbours as
+        noise leaves likely, and what a setting has shown counts wherever it is.
         """
-        known = {each.candidate.number: each for each in self.results if each.num_measured}
-        if BASELINE not in known:
-            return {}
-
-        def error(result: CandidateResult) -> float:
-            return self._sign * math.log(result.value / result.candidate.predicted)
-
+        settings = [each.settings.items() for each in self.candidates]
+        kinds = list({setting for each in settings for setting in each})
+        has = np.array([[kind in each for kind in kinds] for each in settings], dtype=float)
+        prior = HOST_ERROR**2 + SETTING_ERROR**2 * has @ has.T
+        prior += JOINT_ERROR**2 * np.eye(len(settings))
+        mean = np.array([self._sign * math.log(each.predicted) for each in self.candidates])
+        variance = np.diag(prior)
+        trials = [self._measured(each) for each in self.candidates]
+        known = [at for at, each in enumerate(trials) if each]
+        if known:
+            scores = [self._sign * _mean_log(trials[at]) for at in known]
+            noise = np.diag([self._noise_of(trials[at]) ** 2 for at in known])
+            weights = np.linalg.solve(prior[np.ix_(known, known)] + noise, prior[known])
+            mean = mean + weights.T @ (scores - mean[known])
+            variance = variance - (prior[known] * weights).sum(axis=0)
         return {
-            setting: error(known[each.number]) - error(known[BASELINE])
-            for each in self._tried_alone
-            if each.number in known
-            for setting in each.settings.items()
+            each.number: _Belief(_is_met(trials[at]), mean[at], math.sqrt(max(0.0, variance[at])))
+            for at, each in enumerate(self.candidates)
         }
 
     @property
@@ -238,20 +240,49 @@ class TuningSearch:
         has_trials = len(self.observations) + kept < self.max_trials
         return has_trials and (1 + kept) * self.trial_seconds < self.seconds_left
 
-    @cached_property
-    def _finalists(self) -> list[Candidate]:
-        """Return the two candidates that are measured again; none if the plan's choice is best.
+    @property
+    def _own(self) -> list[Candidate]:
+        """Return the plan's own choice once it is measured, else none."""
+        return [each for each in self.candidates[:1] if self._measured(each)]
 
-        The first measurements alone decide, so that the repeated ones are free of this choice: of
-        many candidates the best first measurement is one that noise has favoured.
+    @cached_property
+    def _contenders(self) -> list[Candidate]:
+        """Return those that may be better than the plan's own choice, the most likely first."""
+        own = [self._beliefs[each.number] for each in self._own]
+        measured = [each for each in self.candidates if self._measured(each) and each.number]
+        sound = [each for each in measured if self._is_sound(each)]
+        good = [each for each in sound if not any(map(self._beliefs[each.number].is_behind, own))]
+        return sorted(good, key=self._likely, reverse=True)
+
+    @property
+    def _challengers(self) -> list[Candidate]:
+        """Return the contenders to measure again, the next one first.
+
+        None, once those that the noise does not tell from the best are measured often enough.
+        What is left of the budget must do for as many repetitions as a gain needs.
         """
-        firsts = [each for each in map(self._first, self.candidates) if each is not None]
-        own = [each for each in firsts if each.candidate.number == BASELINE]
-        others = [each for each in firsts if each not in own and self._is_sound(each.candidate)]
-        others = sorted(others, key=self._rank, reverse=True)[: 1 if own else 2]
-        if own and others and self._why_behind(others[0], own[0]):
+        best = self._beliefs[self._contenders[0].number]
+        lacking = [each for each in self._contenders if self._lacks_repeats(each)]
+        if all(self._beliefs[each.number].is_behind(best) for each in lacking):
             return []
-        return [each.candidate for each in (*own, *others)] if others else []
+        own = sum(map(self._num_missing, self._own))
+        fitting = [each for each in lacking if self._num_missing(each) + own <= self._trials_left]
+        return fitting or [each for each in lacking if self._repeats(each)] or lacking
+
+    def _likely(self, candidate: Candidate) -> tuple[bool, float, int]:
+        belief = self._beliefs[candidate.number]
+        return belief.is_met, belief.mean, -candidate.number
+
+    def _num_missing(self, candidate: Candidate) -> int:
+        """Return the measurements that a candidate lacks before a gain may be claimed of it."""
+        return max(0, REPEATS - max(0, len(self._measured(candidate)) - 1))
+
+    @property
+    def _trials_left(self) -> int:
+        """Return how many trials the budget still allows, as long as those before them."""
+        num_left = self.max_trials - len(self.observations)
+        seconds = self.trial_seconds
+        return min(num_left, math.ceil(self.seconds_left / seconds)) if seconds else num_left
 
     def _measured(self, candidate: Candidate) -> list[Observation]:
         return [each for each in self._of[candidate.number] if each.ending == "measured"]
@@ -281,7 +312,7 @@ class TuningSearch:
         measured = [each for each in found if each.state == "measured"]
         if not measured:
             return found
-        best = max(measured, key=self._rank)
+        best = max(measured, key=lambda each: (each.num_measured > REPEATS, *self._rank(each)))
         return [self._behind(each, best) if each.state == "measured" else each for each in found]
 
     @cached_property
@@ -290,17 +321,17 @@ class TuningSearch:
         ranked = self._ranked("measured", "behind")
         if not ranked:
             return Outcome(None, None, None)
-        numbers = {each.number for each in self._finalists}
-        best = next((each for each in ranked if each.candidate.number in numbers), None)
         own = next((each for each in ranked if each.candidate.number == BASELINE), None)
+        repeated = [each for each in self._contenders if not self._num_missing(each)]
+        contenders = {each.number for each in (repeated or self._contenders)[:1]}
+        best = next((each for each in ranked if each.candidate.number in contenders), None)
         if own is None:
             best = best or ranked[0]
             return Outcome(best, best, None)
-        if best is None or best is own:
+        if best is None or self._rank(best) < self._rank(own):
             return Outcome(own, own, Gain(0.0, 0.0, 0.0))
         gain = self._gain(best, own)
-        repeated = [len(self._measured(each.candidate)) - 1 for each in (best, own)]
-        if missing := sum(max(0, REPEATS - each) for each in repeated):
+        if missing := sum(self._num_missing(each.candidate) for each in (best, own)):
             return Outcome(best, own, gain, missing)
         is_certain = gain.low > 0.0 and best.is_met >= own.is_met
         return Outcome(best, best if is_certain or self._only_meets(best, own) else own, gain)
@@ -327,24 +358,18 @@ class TuningSearch:
         self, candidate: Candidate, measured: Sequence[Observation]
     ) -> CandidateResult:
         used = measured[1:] or measured
-        logs = [math.log(each.value) for each in used]
         return CandidateResult(
             candidate,
             "measured",
             num_measured=len(measured),
-            value=math.exp(sum(logs) / len(logs)),
-            error=max(_within(used), self._spread / math.sqrt(len(used))),
-            is_met=2 * sum(each.is_met for each in used) > len(used),
+            value=math.exp(_mean_log(used)),
+            error=self._noise_of(used),
+            is_met=_is_met(used),
         )
 
-    def _first(self, candidate: Candidate) -> CandidateResult | None:
-        """Return what the first measurement of a candidate says, None without one."""
-        first = self._measured(candidate)[:1]
-        if not first:
-            return None
-        found = self._of_measured(candidate, first)
-        error = max(_within(first), USUAL_SPREAD)  # not what repeated trials have shown
-        return CandidateResult(**{**vars(found), "error": error})
+    def _noise_of(self, measured: Sequence[Observation]) -> float:
+        """Return the standard error of the mean of some measurements, as a share."""
+        return max(_within(measured), self._spread / math.sqrt(len(measured)))
 
     def _why_left_out(self, candidate: Candidate) -> str:
         """Return why a candidate would fail as another one did, or ""."""
@@ -415,7 +440,11 @@ class TuningSearch:
         )
 
     def _gain(self, best: CandidateResult, own: CandidateResult) -> Gain:
-        """Return a gain with the interval that the repeated measurements leave."""
+        """Return a gain with the interval that the repeated measurements leave.
+
+        It holds for all that were measured again at once (Bonferroni): the best of several is the
+        one that noise has favoured.
+        """
         squares, freedom = self._scatter
         spread = max(LEAST_SPREAD, math.sqrt(squares / freedom)) if freedom else USUAL_SPREAD
         errors = []
@@ -423,12 +452,48 @@ class TuningSearch:
             measured = self._measured(each.candidate)
             used = measured[1:] or measured
             errors.append(max(_within(used), spread / math.sqrt(len(used))))
-        noise = STUDENT_90[min(max(freedom, 1), len(STUDENT_90)) - 1] * math.hypot(*errors)
+        noise = _student(max(freedom, 1), max(1, self._num_challengers)) * math.hypot(*errors)
         log_ratio = math.log(best.value / own.value)
         value, *ends = (math.exp(log_ratio + each) - 1.0 for each in (0.0, -noise, noise))
         if self.less_is_better:
             return Gain(-value, -ends[1], -ends[0])
         return Gain(value, ends[0], ends[1])
+
+    @property
+    def _num_challengers(self) -> int:
+        """Return how many candidates besides the plan's own choice were measured again."""
+        return sum(len(self._measured(each)) > 1 for each in self.candidates[1:])
+
+
+@dataclass(frozen=True)
+class _Belief:
+    """What to expect of a candidate; ``mean`` and ``deviation`` are those of its score."""
+
+    is_met: bool
+    mean: float
+    deviation: float
+
+    def is_behind(self, best: "_Belief") -> bool:
+        """Return whether a candidate is worse than the best one by more than the noise."""
+        if self.is_met != best.is_met:
+            return best.is_met
+        return best.mean - self.mean > NORMAL_80 * math.hypot(self.deviation, best.deviation)
+
+
+@cache
+def _student(freedom: int, num_compared: int) -> float:
+    """Return half of a 90 % interval, in standard errors, that holds for all comparisons."""
+    from scipy.special import stdtrit  # which other decisions need not wait for
+
+    return float(stdtrit(freedom, 1.0 - ONE_SIDED / num_compared))
+
+
+def _mean_log(measured: Sequence[Observation]) -> float:
+    return sum(math.log(each.value) for each in measured) / len(measured)
+
+
+def _is_met(measured: Sequence[Observation]) -> bool:
+    return 2 * sum(each.is_met for each in measured) > len(measured)
 
 
 def _within(measured: Sequence[Observation]) -> float:

@@ -9,6 +9,7 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the seed of a run that is to be repeated."""
     parser.addoption("--soak-seed", type=int, help="repeat the soak that printed this seed")
+    parser.addoption("--soak-examples", type=int, help="fuzzing cases of an operation of the API")
     parser.addoption("--hostile-seconds", type=float, default=600.0, help="of the hostile host")
     parser.addoption("--hostile-messages", type=int, default=2000, help="of each wire shape")
 
@@ -29,6 +30,13 @@ def soak_seed(request: pytest.FixtureRequest) -> int:
     """Return the seed to repeat, or a new one."""
     given = request.config.getoption("--soak-seed") or os.environ.get("SLIPWAY_SOAK_SEED")
     return int(given) if given else random.SystemRandom().randrange(10**6)
+
+
+@pytest.fixture
+def soak_examples(request: pytest.FixtureRequest) -> dict[str, int]:
+    """Return the fuzzing cases of an operation, by their name in a caller; empty: its own."""
+    given = request.config.getoption("--soak-examples")
+    return {"examples": given} if given else {}
 
 
 @pytest.fixture

@@ -187,32 +187,65 @@ def test_the_laws_of_every_tuning(values, peaks, trials, seconds, noise, less):
         assert better, "never worse than the plan's own choice, as it was measured"
 
 
-def test_the_choice_is_close_to_the_best_of_an_exhaustive_search():
-    """Of all ways to combine four settings, on 50 hosts where the planner errs by about 15 %.
+def test_a_candidate_that_falls_back_in_its_repeats_lets_the_next_in():
+    """Noise favours a first measurement by 30 %; what comes after it is the truth."""
+    values = [100, 104, 118, 60]
+    for favoured, chosen in ((None, 2), (1, 2), (2, 2), (3, 2)):
 
-    The regret is the share that the choice lacks. Two settings together err by 3 % more than each.
+        def run(number: int, trial: int, favoured=favoured) -> Observation:
+            lucky = 1.3 if number == favoured == trial else 1.0
+            return Observation(number, "measured", 1.0, values[number] * lucky)
+
+        tuning = tuned(candidates(*[1] * 4), run, trials=16)
+        assert tuning.outcome.chosen.candidate.number == chosen, favoured
+        assert order(tuning).count(chosen) == order(tuning).count(0) == MOST_EACH, favoured
+    # Nothing is begun that the budget cannot bring to a claim.
+    tuning = tuned(candidates(*[1] * 4), run, trials=4 + 2 * REPEATS)
+    assert (tuning.outcome.chosen.candidate.number, tuning.outcome.num_missing) == (2, 0)
+
+
+def simulated(count: int, noise: float, seed: int) -> tuple[list[Candidate], list[float]]:
+    """Return ways to combine four settings, and their true values on a host.
+
+    The planner errs by about 15 % in each setting. Two settings together err by 3 % more.
     """
     names = {"micro": (1, 2, 3), "dtype": (1,), "compiled": (1,), "recompute": (1,)}
     rows = [
         {name: value for name, value in zip(names, each, strict=True) if value}
         for each in itertools.product(*((0, *values) for values in names.values()))
     ]
-    far = {noise: [] for noise in (0.0, 0.02, 0.05)}
-    for noise, regrets in far.items():
+    chance = random.Random(f"{noise}/{seed}")  # noqa: S311 (the same again)
+    said = {(n, v): chance.gauss(-0.05, 0.1) for n, each in names.items() for v in each}
+    true = {each: value + chance.gauss(0.0, 0.15) for each, value in said.items()}
+    rows = [rows[0], *chance.sample(rows[1:], count - 1)]
+    values = [sum(true[each] for each in row.items()) for row in rows]
+    options = [
+        Candidate(number, row, math.exp(sum(said[each] for each in row.items())), 1)
+        for number, row in enumerate(rows)
+    ]
+    return options, [100 * math.exp(value + chance.gauss(0.0, 0.03)) for value in values]
+
+
+def test_the_choice_is_close_to_the_best_of_an_exhaustive_search():
+    """The regret is the share that the choice lacks: its mean over 50 hosts, in 16 trials.
+
+    To measure each of 32 candidates once, twice as many trials, regrets 1.7 % at a noise of 5 %.
+    """
+    for count, noise, most, least_within in (
+        (8, 0.0, 0.0005, 1.0),
+        (8, 0.02, 0.005, 0.96),
+        (8, 0.05, 0.015, 0.8),
+        (32, 0.0, 0.005, 0.94),
+        (32, 0.02, 0.01, 0.9),
+        (32, 0.05, 0.03, 0.7),
+    ):
+        regrets = []
         for seed in range(50):
-            chance = random.Random(f"{noise}/{seed}")  # noqa: S311 (the same again)
-            said = {(n, v): chance.gauss(-0.05, 0.1) for n, each in names.items() for v in each}
-            true = {each: value + chance.gauss(0.0, 0.15) for each, value in said.items()}
-            values = [sum(true[each] for each in row.items()) for row in rows]
-            values = [100 * math.exp(v + chance.gauss(0.0, 0.03)) for v in values]
-            options = [
-                Candidate(number, row, math.exp(sum(said[each] for each in row.items())), 1)
-                for number, row in enumerate(rows)
-            ]
+            options, values = simulated(count, noise, seed)
             tuning = tuned(options, host(values, noise, seed), trials=16)
             chosen = tuning.outcome.chosen.candidate.number
             regrets.append(1.0 - values[chosen] / max(values))
-    within = {noise: sum(each <= 0.03 for each in rows) / 50 for noise, rows in far.items()}
-    assert within[0.0] >= 0.94
-    assert within[0.02] >= 0.9
-    assert within[0.05] >= 0.7
+        within = sum(each <= 0.03 for each in regrets) / len(regrets)
+        mean = sum(regrets) / len(regrets)
+        assert mean <= most, (count, noise, mean)
+        assert within >= least_within, (count, noise, within)
