@@ -32,6 +32,7 @@ from runners.jobs.serve.translated import (
     function_tool,
     named_choice,
     reasoning_text,
+    reasoning_tokens,
 )
 
 
@@ -347,14 +348,19 @@ class ResponsesRequest(TranslatedRequest):
         reason = choice["finish_reason"]
         for _ in items.end(_status(reason)):
             pass
-        return self._ended(self._begun(), items.items, reason, chat.get("usage") or {})
+        usage: Document = chat.get("usage") or {}
+        # All of an answer that was cut off in its reasoning; else only the engine can tell.
+        counted = usage.get("completion_tokens", 0) if reasoning and not (text or calls) else 0
+        return self._ended(self._begun(), items.items, reason, usage, counted)
 
     async def events(self, chunks: AsyncIterator[ChatChunk]) -> AsyncGenerator[Event]:
         """Yield a response's start, its message and calls one by one, and its end."""
         begun, numbers, has_begun = self._begun(), count(), False
-        items, reason, usage = self._items(numbers), None, Document()
+        items, reason, usage, counted = self._items(numbers), None, Document(), 0
         async for chunk in chunks:
             usage, reason = chunk.usage or usage, chunk.finish_reason or reason
+            if chunk.reasoning:
+                counted = usage.get("completion_tokens", 0)
             if not has_begun:
                 has_begun = True
                 for name in ("created", "in_progress"):
@@ -363,7 +369,7 @@ class ResponsesRequest(TranslatedRequest):
                 yield event
         for event in items.end(_status(reason)):
             yield event
-        ended = self._ended(begun, items.items, reason, usage)
+        ended = self._ended(begun, items.items, reason, usage, counted)
         name = f"response.{ended['status']}"
         yield name, {"sequence_number": next(numbers), "response": ended}
 
@@ -401,8 +407,9 @@ class ResponsesRequest(TranslatedRequest):
 
     @staticmethod
     def _ended(
-        begun: Document, output: list[Document], reason: str | None, usage: Document
+        begun: Document, output: list[Document], reason: str | None, usage: Document, counted: int
     ) -> Document:
+        """Return the response; ``counted``: the tokens of reasoning, if no engine reports them."""
         return begun | {
             "status": _status(reason),
             "output": output,
@@ -414,7 +421,7 @@ class ResponsesRequest(TranslatedRequest):
                     "cache_write_tokens": 0,
                 },
                 "output_tokens": usage.get("completion_tokens", 0),
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens(usage) or counted},
                 "total_tokens": usage.get("total_tokens", 0),
             },
         }

@@ -227,3 +227,14 @@ def cached_tokens(usage: Document) -> int | None:
     """Return the prompt tokens from a prefix cache, or None if the engine does not report them."""
     found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return None if found is None else int(found)
+
+
+def reasoning_tokens(usage: Document) -> int | None:
+    """Return the tokens of an answer's reasoning, or None if the engine does not report them.
+
+    vLLM has OpenAI's name for them (its pull request 35037), SGLang 0.5.9 one of its own
+    (``UsageInfo`` in ``entrypoints/openai/protocol.py``).
+    """
+    details = usage.get("completion_tokens_details") or {}
+    found = details.get("reasoning_tokens", usage.get("reasoning_tokens"))
+    return None if found is None else int(found)

@@ -22,6 +22,7 @@ from runners.jobs.serve.openai_responses import ResponsesRequest
 from runners.jobs.serve.openai_server import OpenAIServer
 from runners.jobs.serve.text import RequestTokenizer
 from runners.jobs.serve.tool_calls import FORMS, CallReader, call_form, tools_refusal
+from runners.jobs.serve.translated import ChatChunk
 from tests.hub.models import make_tokenizer
 from tests.runners.jobs.serve.test_event_stream import Forwarding
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
@@ -447,3 +448,35 @@ def test_reasoning_that_an_engine_tells_apart_is_a_part_of_a_whole_answer_too():
         assert [each.get("thinking", each.get("text")) for each in blocks] == kinds, message
         items = other.document({"choices": [choice]})["output"]
         assert [each["content"][0]["text"] for each in items] == kinds, message
+
+
+def test_a_response_says_how_many_of_its_tokens_were_reasoning():
+    asked = ResponsesRequest.model_validate({"model": "m", "input": "a"})
+    both = {"content": "b", "reasoning": "hm"}
+    details = {"completion_tokens_details": {"reasoning_tokens": 5}}
+    for message, reported, whole, streamed in (
+        (both, details, 5, 5),  # vLLM
+        (both, {"reasoning_tokens": 5}, 5, 5),  # SGLang
+        (both, {}, 0, 3),  # an engine that does not say: by the counts of a stream
+        (both, {"completion_tokens_details": None, "reasoning_tokens": 0}, 0, 3),
+        ({"content": None, "reasoning": "hm"}, {}, 7, 7),
+        ({"content": "b"}, {}, 0, 0),
+    ):
+        usage = {"prompt_tokens": 2, "completion_tokens": 7} | reported
+        choice = {"message": message, "finish_reason": "stop"}
+        document = asked.document({"choices": [choice], "usage": usage})
+
+        async def chunks(message=message, usage=usage):
+            text, reasoning = message["content"] or "", message.get("reasoning", "")
+            so_far = {"completion_tokens": 3 if text else 7}
+            if reasoning:
+                yield ChatChunk("", None, so_far, reasoning=reasoning)
+            yield ChatChunk(text, "stop", {"completion_tokens": 7})
+            yield ChatChunk("", None, usage)
+
+        async def ended(chunks=chunks):
+            return [data async for _, data in asked.events(chunks())][-1]["response"]
+
+        for found, expected in ((document, whole), (asyncio.run(ended()), streamed)):
+            told = openai.types.responses.Response.model_validate(found).usage
+            assert told.output_tokens_details.reasoning_tokens == expected, (message, reported)
