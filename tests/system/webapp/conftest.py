@@ -19,6 +19,7 @@ from tests.webapp.conftest import (  # noqa: F401 -- fixtures
     redis_client,
     redis_server,
     team,
+    things,
     vera,
 )
 from tests.webapp.hosts.conftest import closed_redis  # noqa: F401 -- a fixture

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from schemathesis.core.errors import InvalidSchema
 from schemathesis.generation import GenerationMode
 
-from tests.webapp.accounts.test_matrix import things  # noqa: F401 (a fixture)
 from tests.webapp.api.test_hosts_api import knock
 from tests.webapp.conftest import client_of
 from webapp.api import hosts
