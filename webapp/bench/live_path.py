@@ -1,17 +1,14 @@
 """Benchmark of live events: from a host's message to a browser."""
 
-import asyncio
 import json
 import multiprocessing
-import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import psutil
 import redis
@@ -20,10 +17,10 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from runners.host import redis_access
-from runners.shared.messages import EventBatch, RunEvent
 from webapp.accounts.models import Membership, Team
 from webapp.bench import site
 from webapp.bench.host_load import facts_of
+from webapp.bench.live_ends import EVENTS, FENCE, Attempts, send, watch
 from webapp.core.clock import now
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.models import Attempt, Job, JobState
@@ -31,99 +28,6 @@ from webapp.live.stream import ticket_for
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
-
-
-# ---------------------------------------------------------------------------
-# Benchmark of event delivery from hosts to browsers, with both ends in own processes.
-# ---------------------------------------------------------------------------
-
-
-FENCE = "f" * 32  # fence of every attempt of a benchmark
-EVENTS = 3  # per job and second: progress, a log line, a metric point
-INSTANT = re.compile(rb'"t_ms":(\d{13})')
-
-Attempts = Sequence[tuple[str, str]]
-
-
-# The hosts
-
-
-def send(url: str, attempts: Attempts, span: tuple[float, float], done: "Queue[int]") -> None:
-    """Send each attempt's events once a second, in turn, until the end of ``span``.
-
-    Report the number of batches that were sent within it (Unix seconds).
-    """
-    begins_at, ends_at = span
-    client = redis.Redis.from_url(url)
-    began, sent, before = time.time(), 0, 0
-    while time.time() < ends_at:
-        second, number = divmod(sent, len(attempts))
-        time.sleep(max(0.0, began + sent / len(attempts) - time.time()))
-        host_id, attempt_id = attempts[number]
-        batch = batch_of(attempt_id, second)
-        client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
-        sent += 1
-        before = sent if time.time() < begins_at else before
-    client.close()
-    done.put(sent - before)
-
-
-def batch_of(attempt_id: str, second: int) -> EventBatch:
-    """Return the events of a job in one second."""
-    instant = time.time_ns() // 1_000_000
-    values = {"loss": 2.0 / (second + 1), "tokens_per_second": 512.0 + second, "step_seconds": 0.5}
-    progress = {"done": second, "total": 10_000, "unit": "steps", "eta_seconds": 60.0}
-    text = f"step {second}: loss {values['loss']:.4f}\n"
-    bodies = (
-        ("progress", progress),
-        ("log", {"stream": "stdout", "text": text}),
-        ("metric", {"source": "job", "values": values, "step": second}),
-    )
-    first = second * EVENTS + 1
-    return EventBatch(
-        attempt_id=attempt_id,
-        fence=FENCE,
-        events=tuple(
-            RunEvent(seq=seq, t_ms=instant, kind=kind, body=body)
-            for seq, (kind, body) in enumerate(bodies, start=first)
-        ),
-    )
-
-
-# The browsers
-
-
-def watch(
-    url: str, tickets: list[str], ends_at: float, seen: "Queue[list[tuple[int, int]]]"
-) -> None:
-    """Follow one live stream per ticket and report (sent, received) times in Unix ms."""
-    seen.put(asyncio.run(_watch(url, tickets, ends_at)))
-
-
-async def _watch(url: str, tickets: list[str], ends_at: float) -> list[tuple[int, int]]:
-    arrivals: list[tuple[int, int]] = []
-    async with asyncio.TaskGroup() as group:
-        for ticket in tickets:
-            group.create_task(_follow(url, ticket, ends_at, arrivals))
-    return arrivals
-
-
-async def _follow(url: str, ticket: str, ends_at: float, arrivals: list[tuple[int, int]]) -> None:
-    address = urlsplit(url)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    head = ["GET /live/ HTTP/1.1", f"Host: {address.netloc}", f"Live-Ticket: {ticket}", "", ""]
-    writer.write("\r\n".join(head).encode())
-    unfinished = b""
-    try:
-        async with asyncio.timeout(ends_at - time.time()):
-            while data := await reader.read(65_536):
-                instant = time.time_ns() // 1_000_000
-                lines, _, unfinished = (unfinished + data).rpartition(b"\n")
-                arrivals += [(int(sent), instant) for sent in INSTANT.findall(lines)]
-    except TimeoutError:
-        pass
-    finally:
-        writer.close()
 
 
 JOBS = 200

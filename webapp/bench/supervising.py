@@ -15,7 +15,7 @@ import psutil
 from runners.host.overhead_bench import make_attempt, run_supervisor, ship
 from runners.shared.config import HostDir
 from webapp.bench import site
-from webapp.bench.live_path import FENCE
+from webapp.bench.live_ends import FENCE
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

@@ -9,7 +9,7 @@ from django.db import connection
 from runners.host.redis_access import decode, encode
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
 from webapp.agents.ingest import events_accept, is_routine
-from webapp.bench import first_line, live_path, site, supervising
+from webapp.bench import first_line, live_ends, live_path, site, supervising
 from webapp.jobs.models import Attempt, Job
 from webapp.live.stream import read_ticket
 
@@ -27,9 +27,9 @@ def test_the_site_has_running_jobs_that_somebody_watches(capsys):
     assert Job.objects.filter(state="running", current_attempt__isnull=False).count() == 6
     for host_id, attempt_id in made["attempts"]:
         attempt = Attempt.objects.get(pk=attempt_id, host=host_id)
-        batch = decode(encode(live_path.batch_of(attempt_id, 0)))
+        batch = decode(encode(live_ends.batch_of(attempt_id, 0)))
         assert is_routine(batch)
-        assert events_accept(host=attempt.host, batch=batch).acked_seq == live_path.EVENTS
+        assert events_accept(host=attempt.host, batch=batch).acked_seq == live_ends.EVENTS
 
 
 @DATABASE

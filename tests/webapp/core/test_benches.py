@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import sqlite3
 import subprocess
@@ -30,10 +31,20 @@ from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
 from runners.plans.training_layout import layout_of
 from tests.webapp.boot.conftest import eventually
-from webapp.bench import compression, layouts, live_path, long_history, memory, peers, site
+from webapp.bench import (
+    compression,
+    layouts,
+    live_ends,
+    live_path,
+    long_history,
+    memory,
+    peers,
+    site,
+    supervising,
+)
 from webapp.bench import peer_answer as script
 from webapp.bench.compression import CLAIMS, Claim, page, verdict
-from webapp.bench.host_load import CommitCount
+from webapp.bench.host_load import CommitCount, speak
 from webapp.bench.layouts import (
     ALONE,
     COPIES,
@@ -583,6 +594,12 @@ def test_a_bench_that_fails_or_is_stopped_leaves_no_process_of_its_site(tmp_path
         eventually(lambda number=number: is_over(number))
 
 
+def test_what_the_benches_spawn_runs_before_django_is_set_up():
+    ends = [live_path.send, live_path.watch, supervising.ship, speak]
+    code = f"import pickle; pickle.loads({pickle.dumps(ends)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=settings.BASE_DIR, check=True)
+
+
 def test_the_live_bench_divides_by_what_was_sent_and_handled():
     found = {
         name: value
@@ -590,7 +607,7 @@ def test_the_live_bench_divides_by_what_was_sent_and_handled():
             100, [10, 35, 50], {"control": 0.36, "redis": 0.1}, [10] * 50, 2.0
         )
     }
-    assert found["control process, an event"] == pytest.approx(0.36 / (60 * live_path.EVENTS))
+    assert found["control process, an event"] == pytest.approx(0.36 / (60 * live_ends.EVENTS))
     assert found["events with an instant that browsers saw"] == 50 / (100 * live_path.SHOWN)
     assert found["redis process"] == 0.05
     for num_sent, waits in ((0, [1]), (30, [1]), (100, [])):
