@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FENCE = "f" * 32  # fence of every attempt of a benchmark
 EVENTS = 3  # per job and second: progress, a log line, a metric point
+SHOWN = 1  # of them, that reach a page with their send time: the line
 INSTANT = re.compile(rb'"t_ms":(\d{13})')
 
 Attempts = Sequence[tuple[str, str]]

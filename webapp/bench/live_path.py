@@ -20,7 +20,7 @@ from runners.host import redis_access
 from webapp.accounts.models import Membership, Team
 from webapp.bench import site
 from webapp.bench.host_load import facts_of
-from webapp.bench.live_ends import EVENTS, FENCE, Attempts, send, watch
+from webapp.bench.live_ends import EVENTS, FENCE, SHOWN, Attempts, send, watch
 from webapp.core.clock import now
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.models import Attempt, Job, JobState
@@ -34,7 +34,6 @@ JOBS = 200
 JOBS_PER_VIEWER = 8
 SETTLE_SECONDS = 12.0  # the control process detects new hosts after five seconds
 MEASURED_SECONDS = 30.0
-SHOWN = 2  # events per job and second that reach a page with their send time
 PARTS = ("control", "webapp.asgi", "redis")
 
 Row = tuple[str, float, str, str]

@@ -31,6 +31,7 @@ from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
 from runners.plans.training_layout import layout_of
 from tests.webapp.boot.conftest import eventually
+from webapp.agents.live_messages import messages_of
 from webapp.bench import (
     compression,
     layouts,
@@ -64,7 +65,7 @@ from webapp.bench.memory import Row, predicted_bytes, rows_of, sharding_ratios
 from webapp.bench.peers import OTHERS, QUESTION, UNITS, Answer
 from webapp.bench.ratios import PROOFS, evidence, holds, keep, level_of, stored
 from webapp.hosts.models import Host
-from webapp.jobs.models import Job, Measurement
+from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.operations.management.commands import bench as command
 from webapp.operations.management.commands.bench import Figure
 
@@ -608,7 +609,10 @@ def test_the_live_bench_divides_by_what_was_sent_and_handled():
         )
     }
     assert found["control process, an event"] == pytest.approx(0.36 / (60 * live_ends.EVENTS))
-    assert found["events with an instant that browsers saw"] == 50 / (100 * live_path.SHOWN)
+    sent = messages_of(Attempt(job_id="a"), "b", live_ends.batch_of("c", 1).events)
+    shown = live_ends.INSTANT.findall(json.dumps(list(sent), separators=(",", ":")).encode())
+    assert len(shown) == live_ends.SHOWN
+    assert found["events with an instant that browsers saw"] == 50 / (100 * live_ends.SHOWN)
     assert found["redis process"] == 0.05
     for num_sent, waits in ((0, [1]), (30, [1]), (100, [])):
         with pytest.raises(CommandError, match="not busy"):
