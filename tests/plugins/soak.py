@@ -10,6 +10,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the seed of a run that is to be repeated."""
     parser.addoption("--soak-seed", type=int, help="repeat the soak that printed this seed")
     parser.addoption("--soak-examples", type=int, help="fuzzing cases of an operation of the API")
+    parser.addoption("--soak-share", type=int, help="one in so many of its coverage cases is sent")
     parser.addoption("--hostile-seconds", type=float, default=600.0, help="of the hostile host")
     parser.addoption("--hostile-messages", type=int, default=2000, help="of each wire shape")
 
@@ -33,10 +34,10 @@ def soak_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def soak_examples(request: pytest.FixtureRequest) -> dict[str, int]:
-    """Return the fuzzing cases of an operation, by their name in a caller; empty: its own."""
-    given = request.config.getoption("--soak-examples")
-    return {"examples": given} if given else {}
+def soak_extent(request: pytest.FixtureRequest) -> dict[str, int]:
+    """Return how much of an operation is tried, as fields of a caller; empty: the caller's own."""
+    found = {name: request.config.getoption(f"--soak-{name}") for name in ("examples", "share")}
+    return {name: each for name, each in found.items() if each}
 
 
 @pytest.fixture

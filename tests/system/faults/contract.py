@@ -33,7 +33,7 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 KNOWN, SHARE, ANSWERS = "SLIPWAY_TEST_KNOWN", "SLIPWAY_TEST_SHARE", "SLIPWAY_TEST_ANSWERS"
 LONGEST_S = 1500  # of one run; each is to end in about 900
 # Operations that only a host's credential opens, and enrolment, which none needs.
-OF_HOSTS = r"^/api/v1/(hosts/(beat|echo|enroll|rotate)$|attempts/)"
+OF_HOSTS = r"^/api/v1/(hosts/(beat|echo|enroll|rotate)$|attempts/|copies/)"
 # Their requests hold whole models, clusters and strategies: 6,300 coverage cases.
 OF_PLANNER = r"^/api/v1/planner/"
 # What is taken of these ends the credential of all calls that follow.

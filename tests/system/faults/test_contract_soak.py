@@ -1,7 +1,7 @@
 """schemathesis to its end against a running product, as a host, as people and as nobody.
 
 ``manage.py test -m soak`` runs every phase over every operation that a caller can reach. Each run
-ends by itself in about a quarter of an hour; ``--soak-examples 3`` makes it shorter.
+ends by itself; ``--soak-examples 3 --soak-share 40`` makes it shorter.
 """
 
 import pytest
@@ -23,13 +23,13 @@ def site(tmp_path):
 
 
 @pytest.fixture
-def send(site, soak_seed, soak_examples, capsys):
+def send(site, soak_seed, soak_extent, capsys):
     """Run schemathesis as a caller, some of its fields changed, and check what it came to."""
 
     def send(name: str, **changes) -> contract.Run:
         contract.host_without_agent(site, "hal")
         found = next(one for one in contract.callers(site, "hal") if one.name == name)
-        caller = found._replace(**soak_examples | changes)
+        caller = found._replace(**soak_extent | changes)
         known = contract.known_things(site, "hal")
         done = contract.run(site, caller, known, soak_seed)
         with capsys.disabled():

@@ -9,6 +9,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
+from tests.system.faults import contract
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import client_of, make_beat
 from webapp.accounts.models import AccessToken, Membership, Role
@@ -133,3 +134,14 @@ def test_nothing_in_a_persons_body_is_exchanged_or_dropped(admin, credential):
     beat = make_beat(problems=("a\u0000b",)).model_dump_json()
     assert HostClient(credential).post("/hosts/beat", beat).status_code == 200
     assert Host.objects.get().last_beat["problems"] == ["a�b"]
+
+
+def test_the_contract_soak_sends_a_host_to_every_operation_of_hosts():
+    paths = api.get_openapi_schema()["paths"]
+    of_hosts = {
+        path
+        for path, operations in paths.items()
+        if any({"HostAuth": []} in each.get("security", ()) for each in operations.values())
+    }
+    found = {path for path in paths if re.search(contract.OF_HOSTS, path)}
+    assert found == {*of_hosts, "/api/v1/hosts/enroll"}
