@@ -363,6 +363,11 @@ class CheckpointWriter:
         """Return whether a write is running."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def mean_wait(self) -> float:
+        """Return the mean seconds that training waited for a checkpoint; 0 before the first."""
+        return self.waited_seconds / self.num_written if self.num_written else 0.0
+
     def write(self, staged: StagedCheckpoint) -> None:
         """Write one synchronously, after any write that is running.
 

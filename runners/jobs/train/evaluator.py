@@ -329,6 +329,7 @@ class Evaluator:
     pace: RunProgress
     held_out: HeldOutData
     aside: Aside  # context in which the model runs as it will be loaded
+    report_progress: Callable[[], None]
     writer: CheckpointWriter | None  # of the best weights; None writes them within a step
     sampler: TextSampler | None = None
     mixture: Mixture | None = None
@@ -387,7 +388,7 @@ class Evaluator:
         if model is None:
             return
         began = time.monotonic()
-        with self._phase(state), self.aside(model):
+        with self._phase(), self.aside(model):
             evaluated = self._evaluated(model, state)
         self.validation_seconds.append(time.monotonic() - began)
         self.patience.take(state, evaluated.loss)
@@ -395,11 +396,10 @@ class Evaluator:
             self.best.take(model, evaluated, self.writer)
 
     @contextmanager
-    def _phase(self, state: TrainState) -> Iterator[None]:
+    def _phase(self) -> Iterator[None]:
         """Report the evaluation as a phase, with the time left by the pace so far."""
         self.job.emitter.phase(EVALUATING)
-        eta = self.pace.eta_seconds(state, self.final_seconds)
-        self.job.emitter.progress(*self.pace.progress(state), eta)
+        self.report_progress()
         yield
         self.job.emitter.phase(TRAINING)
 
@@ -429,6 +429,13 @@ class Evaluator:
         metrics = self.held_out.validation(model)
         self.job.emitter.metric(metrics, step=state.step)
         return EvaluatedStep(state.step, metrics["validation_loss"])
+
+    @property
+    def between_seconds(self) -> float:
+        """Return the expected seconds of all validations between the steps of a whole run."""
+        if not self.validation_seconds:
+            return 0.0
+        return VALIDATIONS_PER_RUN * statistics.median(self.validation_seconds)
 
     @property
     def final_seconds(self) -> float:

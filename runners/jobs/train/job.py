@@ -83,7 +83,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
-    trainer.report_progress()
+    trainer.report_progress(has_ended=True)
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     trained = _trained_figures(trainer)
     if prepared.lora is not None:
@@ -127,7 +127,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Judging on held-out samples")
-    trainer.report_progress()
+    trainer.report_progress(has_ended=True)
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     measured = {
         **_measured(trainer, peak),

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from runners.jobs.corpus import HELD_OUT_ONE_IN, TokenIds, cached_folder, tokeni
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, EndsAgainError
 from runners.jobs.train.checkpoint import TrainState
+from runners.jobspec.compress import FIRST_STEPS_SKIPPED
 
 # ---------------------------------------------------------------------------
 # Training samples: text with the spans that have a loss, tokenised, cached and memory-mapped.
@@ -460,6 +461,17 @@ def learning_rate_ratio(fraction: float) -> float:
     return FINAL_LEARNING_RATE_RATIO + (1.0 - FINAL_LEARNING_RATE_RATIO) * left
 
 
+FEWEST_RECENT = 20  # steps
+RECENT_SHARE = 0.25  # of all steps, the newest: a machine's load changes
+
+
+def recent_mean(step_seconds: Sequence[float]) -> float:
+    """Return the mean of the newest steps' seconds, without the first ones; 0 without any."""
+    steady = step_seconds[FIRST_STEPS_SKIPPED:] or step_seconds
+    recent = steady[-max(FEWEST_RECENT, int(RECENT_SHARE * len(steady))) :]
+    return sum(recent) / len(recent) if recent else 0.0
+
+
 @dataclass
 class RunProgress:
     """The progress of a run, by the limit that is reached first."""
@@ -473,15 +485,23 @@ class RunProgress:
         by_time = state.elapsed_seconds / self.budget_seconds if self.budget_seconds else 0.0
         return min(1.0, max(by_steps, by_time))
 
-    def eta_seconds(self, state: TrainState, after_seconds: float = 0.0) -> float | None:
-        """Return the estimated seconds left; before the first step the budget, or None.
+    def seconds_left(
+        self, state: TrainState, step_seconds: Sequence[float] = (), between_seconds: float = 0.0
+    ) -> float | None:
+        """Return the estimated seconds until a limit is reached; None if nothing tells them.
 
-        ``after_seconds`` are those that follow the last step: evaluation and saving.
+        ``step_seconds`` are those of this process's steps so far, of which the newest set the
+        pace; without them, it is that of the whole run. ``between_seconds`` is the time that
+        evaluations take between the steps of a whole run.
         """
-        fraction = self.fraction(state)
-        if fraction <= 0.0:
-            return self.budget_seconds and self.budget_seconds + after_seconds
-        return state.elapsed_seconds * (1.0 - fraction) / fraction + after_seconds
+        left = []
+        if self.budget_seconds is not None:
+            left.append(max(0.0, self.budget_seconds - state.elapsed_seconds))
+        if self.max_steps and (step_seconds or state.step):
+            per_step = recent_mean(step_seconds) or state.elapsed_seconds / max(1, state.step)
+            per_step += between_seconds / self.max_steps
+            left.append(max(0, self.max_steps - state.step) * per_step)
+        return min(left, default=None)
 
     def progress(self, state: TrainState) -> tuple[float, float, str]:
         """Return done, total and unit of the limit in effect."""

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -318,12 +318,13 @@ class Trainer:
         self._writes_in_background = spec.writes_checkpoints_in_background(self.device.type)
         self.evaluator = Evaluator(
             self.job, spec, self.layout, self.ranks, self.pace, self.held_out, self.aside,
-            self.writer if self._writes_in_background else None,
+            self.report_progress, self.writer if self._writes_in_background else None,
         )  # fmt: skip
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
         self._last_checkpoint_at = time.monotonic()
+        self._uncounted_since: float | None = None  # began a step that ``state`` has in part
 
     @property
     def last_loss(self) -> float:
@@ -540,6 +541,7 @@ class Trainer:
 
     def _after_step(self, values: Mapping[str, float | torch.Tensor], began: float) -> None:
         seconds = time.monotonic() - began
+        self._uncounted_since = began
         tokens = self._num_tokens(range(self._micro_steps))
         own = self._num_tokens(self.layout.share(self._micro_steps))
         self.state.step += 1
@@ -557,6 +559,7 @@ class Trainer:
             self._check_last()
         self.evaluator.after_step(self.state)
         self.state.elapsed_seconds += time.monotonic() - began
+        self._uncounted_since = None
 
     def _num_tokens(self, micro_steps: range) -> int:
         return sum(self.batches.num_tokens(self.state.step, each) for each in micro_steps)
@@ -577,11 +580,22 @@ class Trainer:
             self.job.emitter.log(self.ranks.name + step_line(self.state.step, values))
         self.report_progress()
 
-    def report_progress(self) -> None:
+    def report_progress(self, *, has_ended: bool = False) -> None:
         """Report what is done, and the seconds left with the last evaluation and saving."""
         after = self.evaluator.final_seconds + self.writer.last_seconds
-        eta = self.pace.eta_seconds(self.state, after)
+        left = 0.0 if has_ended else self._training_seconds_left()
+        eta = None if left is None else left + after
         self.job.emitter.progress(*self.pace.progress(self.state), eta)
+
+    def _training_seconds_left(self) -> float | None:
+        """Return the estimated seconds until the last step, with the checkpoints between."""
+        began = self._uncounted_since
+        elapsed = self.state.elapsed_seconds + (time.monotonic() - began if began else 0.0)
+        state = replace(self.state, elapsed_seconds=elapsed)
+        left = self.pace.seconds_left(state, self.step_seconds, self.evaluator.between_seconds)
+        if left is None or not self.spec.keeps_model:
+            return left
+        return left * (1.0 + self.writer.mean_wait / self.spec.checkpoint_every_seconds)
 
     @contextlib.contextmanager
     def aside(self, model: PreTrainedModel) -> Iterator[None]:

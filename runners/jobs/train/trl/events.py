@@ -138,8 +138,15 @@ class Course(TrainerCallback):
             self._next_line_at = now + SAY_INTERVAL_SECONDS
             defaults = {"grad_norm": math.nan, "learning_rate": math.nan}
             self.job.emitter.log(step_line(step, {**defaults, **values, **speed}))
-        pace = self.pace
-        self.job.emitter.progress(*pace.progress(self.state), pace.eta_seconds(self.state))
+        self._report_progress()
+
+    def _report_progress(self) -> None:
+        """Report what is done, and the seconds left with the checkpoints between and saving."""
+        left = self.pace.seconds_left(self.state, self.step_seconds)
+        if left is not None and self.num_written:
+            write = self.written_seconds / self.num_written
+            left += write * (1.0 + left / self.spec.checkpoint_every_seconds)
+        self.job.emitter.progress(*self.pace.progress(self.state), left)
 
     def on_save(
         self,

@@ -74,6 +74,8 @@ def test_a_training_tells_its_falling_loss_what_it_holds_and_its_peak(make_train
         assert isinstance(shown[at + 1], float)
         assert shown[at + 2] == "Training"
     assert trainer.evaluator.final_seconds > 0
+    first = next(each["body"] for each in events if each["kind"] == "progress")
+    assert (first["done"], first["eta_seconds"] > 0) == (1, True)  # 19 steps at its pace
     told = [each["body"] for each in events if each["kind"] == "metric"]
     values = [each["values"] for each in told]
     losses = [each["loss"] for each in values if "loss" in each]
@@ -260,10 +262,20 @@ def test_pace_and_progress_follow_the_nearer_limit_in_its_unit():
     assert pace.fraction(TrainState(step=5, elapsed_seconds=9.0)) == 0.9
 
     pace = RunProgress(max_steps=100, budget_seconds=None)
-    assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
-    assert pace.eta_seconds(TrainState(step=100, elapsed_seconds=40.0), 7.0) == 7.0
-    assert RunProgress(None, 120.0).eta_seconds(TrainState(), 7.0) == 127.0
-    assert RunProgress(100, None).eta_seconds(TrainState()) is None
+    for limits, state, step_seconds, between, left in [
+        ((100, None), TrainState(step=25, elapsed_seconds=10.0), [], 0.0, 30.0),  # resumed
+        ((100, None), TrainState(step=1), [3.0], 0.0, 297.0),  # nothing is known but this step
+        ((100, None), TrainState(step=4, elapsed_seconds=9.0), [9.0, 2.0, 0.5, 0.5], 0.0, 48.0),
+        ((100, None), TrainState(step=50), [1.0] * 25 + [3.0] * 25, 0.0, 150.0),  # busy since
+        ((100, None), TrainState(step=50), [1.0] * 50, 8.0, 54.0),  # half of the validations
+        ((100, None), TrainState(step=100, elapsed_seconds=40.0), [0.4] * 100, 8.0, 0.0),
+        ((None, 120.0), TrainState(), [], 0.0, 120.0),
+        ((None, 120.0), TrainState(step=3, elapsed_seconds=130.0), [43.0] * 3, 0.0, 0.0),
+        ((100, 30.0), TrainState(step=50, elapsed_seconds=10.0), [0.2] * 50, 0.0, 10.0),
+        ((100, None), TrainState(), [], 0.0, None),
+    ]:
+        found = RunProgress(*limits).seconds_left(state, step_seconds, between)
+        assert found == (None if left is None else pytest.approx(left)), (limits, state)
 
     state = TrainState(step=5, elapsed_seconds=2.0)
     assert RunProgress(10, None).progress(state) == (5.0, 10.0, "steps")
