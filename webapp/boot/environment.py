@@ -62,6 +62,8 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
         with _locked():
             if _stamp().get(kind) != digest(packages):
                 _build(packages, kind)
+    if not all(path.exists() for path in scripts()):
+        write_scripts()
     if Path(sys.prefix).resolve() != VENV.resolve():
         enter(arguments)
 
@@ -88,6 +90,32 @@ def users_own() -> str | None:
     if in_conda and os.environ.get("CONDA_DEFAULT_ENV") != "base":
         return str(prefix)
     return str(prefix) if sys.prefix != sys.base_prefix else None
+
+
+def scripts() -> dict[Path, str]:
+    """Return the project's commands in ``.venv``, such as ``slipway``, and what each calls."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return {VENV / "bin" / name: called for name, called in project["scripts"].items()}
+
+
+def write_scripts() -> None:
+    """Write the project's commands, which pip would write if it installed this folder."""
+    for path, called in scripts().items():
+        module, function = called.split(":")
+        # A shebang line may neither be long nor have spaces, so that a shell starts Python.
+        path.write_text(
+            f"""#!/bin/sh
+'''exec' "{PYTHON}" "$0" "$@"
+' '''
+import sys
+
+from {module} import {function}
+
+sys.exit({function}())
+""",
+            "utf-8",
+        )
+        path.chmod(0o755)
 
 
 def requirements(*, with_tests: bool) -> list[str]:

@@ -172,6 +172,20 @@ def test_a_test_environment_counts_as_one_to_run_in(elsewhere, monkeypatch):
     assert environment._stamp()["run"] == environment.digest(run)
 
 
+def test_the_environment_has_the_commands_of_the_project(monkeypatch, tmp_path):
+    venv = tmp_path / "a folder" / ".venv"
+    venv.joinpath("bin").mkdir(parents=True)
+    monkeypatch.setattr(environment, "VENV", venv)
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    environment.write_scripts()
+    done = subprocess.run(
+        [venv / "bin" / "slipway", "plan", "serve", "--help"],
+        cwd="/", env={"PYTHONPATH": str(environment.ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("Usage: slipway plan serve")
+    assert venv.joinpath("bin", "slipway-host").exists()
+
+
 def test_an_interrupted_installation_leaves_no_stamp(elsewhere, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
