@@ -298,6 +298,7 @@ class EarlyStopping:
 VALIDATION_TOKENS = 4096
 FINAL_EVALUATION_TOKENS = 8192  # the default of the other jobs, for comparable figures
 VALIDATIONS_PER_RUN = 8
+RECENT_VALIDATIONS = 3  # that say how long the next ones take: a machine's load changes
 
 Aside = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
@@ -337,6 +338,7 @@ class Evaluator:
     best: BestWeights = field(init=False)
     next_validation: float = 1.0 / VALIDATIONS_PER_RUN  # fraction of the run
     is_over: bool = False  # early stop: the ranks have agreed on it
+    has_finished: bool = False  # the last weights are compared with the best
     validation_seconds: list[float] = field(default_factory=list)  # of each so far
 
     def __post_init__(self) -> None:
@@ -431,22 +433,25 @@ class Evaluator:
         return EvaluatedStep(state.step, metrics["validation_loss"])
 
     @property
+    def recent_seconds(self) -> float:
+        """Return the usual seconds of the newest validations, 0 before the first."""
+        return statistics.median(self.validation_seconds[-RECENT_VALIDATIONS:] or [0.0])
+
+    @property
     def between_seconds(self) -> float:
         """Return the expected seconds of all validations between the steps of a whole run."""
-        if not self.validation_seconds:
-            return 0.0
-        return VALIDATIONS_PER_RUN * statistics.median(self.validation_seconds)
+        return VALIDATIONS_PER_RUN * self.recent_seconds
 
     @property
     def final_seconds(self) -> float:
-        """Return the expected seconds of the evaluations after the last step.
+        """Return the expected seconds of the evaluations still to come after the last step.
 
         They take a validation's time for each of its tokens; 0 until one was measured.
         """
-        if not self.validation_seconds or not self.spec.keeps_model:
+        if not self.spec.keeps_model:
             return 0.0
-        num_validations = FINAL_EVALUATION_TOKENS / VALIDATION_TOKENS + self.spec.keep_best
-        return num_validations * statistics.median(self.validation_seconds)
+        compares_last = self.spec.keep_best and not self.has_finished
+        return (FINAL_EVALUATION_TOKENS / VALIDATION_TOKENS + compares_last) * self.recent_seconds
 
     def finish(self, model: PreTrainedModel, state: TrainState) -> None:
         """Evaluate the last weights, restore the best ones, and generate the final samples.
@@ -455,6 +460,7 @@ class Evaluator:
         loaded.
         """
         self._restore_best(model, state)
+        self.has_finished = True
         if self.sampler is not None:
             step = (self.best.exported or state).step
             self.sampler.take(model, step, is_final=True)
@@ -464,6 +470,8 @@ class Evaluator:
             return
         last = self.best.last
         if last is None or last.step != state.step:
+            self.job.emitter.phase(EVALUATING)
+            self.report_progress()
             last = self._evaluated(model, state)
         self.best.restore_best(model, last)
         self.job.emitter.log(f"{self.ranks.name}the weights are {self.best.note()}")

@@ -83,7 +83,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
-    trainer.report_progress(has_ended=True)
+    trainer.report_progress()
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     trained = _trained_figures(trainer)
     if prepared.lora is not None:
@@ -106,7 +106,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     }
     notes = {"perplexity": perplexity.note(), **_notes(prepared, peak)}
     if spec.lora is None or spec.lora.is_merged:
-        job.emitter.phase("Saving the model")
+        trainer.report_saving()
         card = _card(spec, measured, notes)
         _publish_model(prepared, model, card, {"perplexity": perplexity.value})
     folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
@@ -127,7 +127,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Judging on held-out samples")
-    trainer.report_progress(has_ended=True)
+    trainer.report_progress()
     trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     measured = {
         **_measured(trainer, peak),
@@ -136,7 +136,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
         **_data_figures(prepared),
     }
     notes = _notes(prepared, peak)
-    job.emitter.phase("Saving the model")
+    trainer.report_saving()
     model = ready(trainer.model, dtype=TORCH_DTYPES[spec.published_dtype])
     quality = {name: measured[name] for name in ("accuracy", "f1")}
     _publish_model(prepared, model, _card(spec, measured, notes), quality)

@@ -325,6 +325,7 @@ class Trainer:
         self._next_line_at = 0.0
         self._last_checkpoint_at = time.monotonic()
         self._uncounted_since: float | None = None  # began a step that ``state`` has in part
+        self.has_ended = False  # at a limit, or early: no further step follows
 
     @property
     def last_loss(self) -> float:
@@ -395,6 +396,7 @@ class Trainer:
                 if self.compiled is not None:
                     self.compiled.end()
                 self.writer.finish()
+                self.has_ended = True
                 return True
             if is_stopped:
                 if self.spec.keeps_model:
@@ -580,12 +582,17 @@ class Trainer:
             self.job.emitter.log(self.ranks.name + step_line(self.state.step, values))
         self.report_progress()
 
-    def report_progress(self, *, has_ended: bool = False) -> None:
-        """Report what is done, and the seconds left with the last evaluation and saving."""
+    def report_progress(self) -> None:
+        """Report what is done, and the seconds left with what follows the last step."""
+        left = 0.0 if self.has_ended else self._training_seconds_left()
         after = self.evaluator.final_seconds + self.writer.last_seconds
-        left = 0.0 if has_ended else self._training_seconds_left()
         eta = None if left is None else left + after
         self.job.emitter.progress(*self.pace.progress(self.state), eta)
+
+    def report_saving(self) -> None:
+        """Report that the model is saved, in as many seconds as its last checkpoint took."""
+        self.job.emitter.phase("Saving the model")
+        self.job.emitter.progress(*self.pace.progress(self.state), self.writer.last_seconds)
 
     def _training_seconds_left(self) -> float | None:
         """Return the estimated seconds until the last step, with the checkpoints between."""
