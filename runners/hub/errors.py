@@ -93,11 +93,14 @@ def unreachable(error: Exception, url: str, settings: HubSettings) -> HubError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it, innermost last."""
+    """Yield an error and what it was raised from, innermost last.
+
+    What was handled while it was raised is none of its causes.
+    """
     seen: BaseException | None = error
     while seen is not None:
         yield seen
-        seen = seen.__cause__ or seen.__context__
+        seen = seen.__cause__
 
 
 def refusal(

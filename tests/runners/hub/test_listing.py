@@ -109,7 +109,11 @@ def test_a_hub_that_is_not_reached_is_named_with_what_to_change(settings, tmp_pa
     with closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert refused(replace(settings, endpoint=closed)).kind == "offline"
+        try:
+            int("two")
+        except ValueError:  # a request made meanwhile has a cause of its own
+            error = refused(replace(settings, endpoint=closed))
+        assert (error.kind, "Connection refused" in str(error)) == ("offline", True)
         silent.listen()
         error = refused(replace(settings, endpoint=closed))
         assert (error.kind, "no answer in time" in str(error)) == ("offline", True)
