@@ -20,7 +20,7 @@ from planner.cost.failures import (
 )
 from planner.cost.quantity import Ledger, Line, NullLedger, Origin
 from planner.specs.estimate import Interval, Reliability
-from planner.specs.units import HOUR
+from planner.specs.units import HOUR, MINUTE
 from planner.specs.workload import TrainWorkload
 from planner.workload.outcome import Z_80, Outcome
 from planner.workload.setting import Setting
@@ -191,11 +191,11 @@ class _LongRun:
         nodes = self._nodes
         if self._writers > 1 or nodes == 1 or found.checkpoint_write_seconds <= best:
             return ()
+        write, least = found.checkpoint_write_seconds / MINUTE, best / MINUTE
         words = (
-            f"one of {nodes} nodes writes the checkpoints, {found.checkpoint_write_seconds:.0f} s "
-            f"each, which sets their interval: every {best:.0f} s would lose least; take an "
-            "engine and a ZeRO stage of which every node writes its part, or faster storage "
-            "(disk_bandwidth_bytes_per_second)"
+            f"one of {nodes} nodes writes the checkpoints, {write:.3g} min each, which sets their "
+            f"interval: every {least:.3g} min would lose least; take an engine and a ZeRO stage of "
+            "which every node writes its part, or faster storage"
         )
         return (words,)
 
