@@ -399,8 +399,14 @@ def _sentence(best: PlannedStrategy, concerns: list[Concern], targets: tuple[Tar
 
 
 def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
-    """Return one bar per device, or per pipeline stage if there are many devices."""
+    """Return one bar per device, or per pipeline stage if there are many devices.
+
+    Of a training that generates its completions, the fuller of its two phases is drawn.
+    """
     answer = estimate.memory
+    if estimate.strategy.rollout is not None:
+        phase = max(_phases(estimate), key=lambda each: each.peak_bytes)
+        return (memory_row(phase.name, answer.breakdown_bytes, answer.capacity_bytes),)
     peaks = answer.per_stage_peak_bytes or (answer.per_device_peak_bytes,)
     devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
     if len(peaks) == 1 and devices <= MAX_BARS:
@@ -416,8 +422,46 @@ def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
     return tuple(rows)
 
 
+class _Phase(NamedTuple):
+    """What generates completions, or learns from them: the fullest device's peak."""
+
+    name: str
+    peak_bytes: int
+
+
+def _phases(estimate: Estimate) -> tuple[_Phase, _Phase]:
+    """Return training and generation of a plan with a rollout.
+
+    Its stages are those of the training, then those of the generation: one on devices of its own,
+    else as many again.
+    """
+    peaks, rollout = estimate.memory.per_stage_peak_bytes, estimate.strategy.rollout
+    trained = len(peaks) - 1 if rollout and rollout.devices else len(peaks) // 2
+    return (
+        _Phase("Training", max(peaks[:trained])),
+        _Phase("Generation", max(peaks[trained:])),
+    )
+
+
+def _phase_words(estimate: Estimate) -> str:
+    """Return the memory of both phases, and which devices run which."""
+    training, generation = (memory(each.peak_bytes) for each in _phases(estimate))
+    rollout = estimate.strategy.rollout
+    if rollout is None or not rollout.devices:
+        return (
+            f"Each device generates and trains in turn: {generation} while it generates, "
+            f"{training} while it trains. The bar is of the fuller."
+        )
+    return (
+        f"Devices that generate ({rollout.devices}) take {generation} each, those that train "
+        f"{training}. The bar is of the fuller."
+    )
+
+
 def memory_words(estimate: Estimate) -> str:
     """Return a note on the bars: devices per bar, the fullest stage, stages not drawn."""
+    if estimate.strategy.rollout is not None:
+        return _phase_words(estimate)
     peaks = estimate.memory.per_stage_peak_bytes
     devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
     if len(peaks) <= 1:

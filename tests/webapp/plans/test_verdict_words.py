@@ -8,6 +8,7 @@ from planner.catalog.devices import get_device
 from planner.specs.estimate import PlanRequest, Rejection
 from runners.plans.document import PLANS, PlanDocument
 from tests.webapp.conftest import client_of
+from webapp.core import display
 from webapp.core.display import NBSP
 from webapp.plans.alternatives import _short, comparison
 from webapp.plans.models import Plan
@@ -276,6 +277,23 @@ def test_there_is_one_bar_a_device_while_they_are_few_or_a_stage():
 
     best = answer_of("meta-llama/Llama-3.1-70B", NODE, pins={"pipeline_parallel_size": 4}).plans[0]
     assert [row.label for row in memory_rows(best)] == [f"Stage {at}" for at in range(4)]
+
+
+def test_a_training_that_generates_has_a_bar_of_its_fuller_phase_and_says_both():
+    work = {"kind": "train", "objective": "grpo", "sequence_length": 1024, "global_batch_size": 64}
+    asked = {"model": "meta-llama/Llama-3.1-8B", "engine": "nemo_rl", "top": 1}
+    for generator, words in [
+        ("colocated", "Each device generates and trains in turn: "),
+        ("separate", "Devices that generate ("),
+    ]:
+        best = answered({**work, "generator": generator}, **asked).plans[0]
+        (row,) = memory_rows(best)
+        assert row.label in {"Training", "Generation"}
+        assert row.total_bytes == best.memory.per_device_peak_bytes
+        said = memory_words(best)
+        assert said.startswith(words)
+        assert said.count("GiB") == 2
+        assert str(display.memory(best.memory.per_device_peak_bytes)) in said
 
 
 def test_the_bars_say_the_peak_of_the_estimate():
