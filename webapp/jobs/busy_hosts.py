@@ -17,12 +17,12 @@ def busy_words(host: Host, use: HostUse | None) -> str:
     if use is None or contact_of(host) is not Contact.LIVE:
         return ""
     if use.num_foreign_gpus:
-        return f"Other programs use {counted(use.num_foreign_gpus, 'GPU')} of {host.name}"
+        return f"Other programs use {counted(use.num_foreign_gpus, 'GPU')} of {host.name} now"
     most = MOST_TAKEN if use.gpus is None else MOST_TAKEN_WITH_GPU
     if use.processor <= most:
         return ""
-    jobs = f", in part by {counted(use.num_jobs, 'job')}" if use.num_jobs else ""
-    return f"{percent(use.processor)} of the processor of {host.name} is in use{jobs}"
+    by_jobs = f", in part by {counted(use.num_jobs, 'job')}" if use.num_jobs else ""
+    return f"{percent(use.processor)} of the processor of {host.name} is in use now{by_jobs}"
 
 
 def busy_effect(use: HostUse) -> str:
@@ -38,4 +38,4 @@ def busy_note(host: Host | None) -> dict[str, str] | None:
     """Return what uses a host now, and what that does to a run; None if nothing does."""
     use = HostUse.of(host) if host else None
     words = busy_words(host, use) if host else ""
-    return {"title": f"{words} now", "text": busy_effect(use)} if use and words else None
+    return {"title": words, "text": busy_effect(use)} if use and words else None

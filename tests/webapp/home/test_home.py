@@ -104,7 +104,7 @@ def test_a_host_that_other_programs_keep_busy_is_said_on_home_and_before_a_launc
         beat = make_beat(cpu_utilization=load, attempts=attempts).model_dump(mode="json")
         Host.objects.filter(pk=host.pk).update(last_beat=beat, last_seen_at=now())
         words = [item.title for item in attention_for(alice)]
-        said = f"90\xa0% of the processor of {host.name} is in use"
+        said = f"90\xa0% of the processor of {host.name} is in use now"
         assert words == ([said] if at_home else []), (load, attempts)
         review = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
         assert (said in review, effect in review) == (at_review, at_review), (load, attempts)
@@ -117,8 +117,8 @@ def test_another_program_on_a_gpu_is_busy_and_a_working_processor_beside_gpus_is
     host.facts = {**host.facts, "gpus": [{"memory_bytes": 4 * 2**30}]}
     for foreign, load, words in [
         ((), 0.5, ""),
-        ((), 0.9, f"90\xa0% of the processor of {host.name} is in use"),
-        ((41,), 0.1, f"Other programs use 1 GPU of {host.name}"),
+        ((), 0.9, f"90\xa0% of the processor of {host.name} is in use now"),
+        ((41,), 0.1, f"Other programs use 1 GPU of {host.name} now"),
     ]:
         beat = make_beat(cpu_utilization=load, gpus=({**gpu, "foreign_pids": foreign},))
         host.last_beat, host.last_seen_at = beat.model_dump(mode="json"), now()
