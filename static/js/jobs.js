@@ -79,6 +79,8 @@
     fetchedAt = Date.now();
     try {
       const fresh = await load(false);
+      /* A page that waits for the endpoint is another one once there is one. */
+      if (fresh && document.querySelector("[data-awaited]") && !fresh.querySelector("[data-awaited]")) return location.reload();
       if (fresh) { swap(fresh); take(fresh); live.heard(); }
       await addCharts();
     } catch { /* the next frame or poll tries again */ }

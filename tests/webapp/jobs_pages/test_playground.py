@@ -79,6 +79,7 @@ def test_the_playground_has_a_form_on_this_machine_and_asks_for_no_model(told, a
     page = page_of(alice, job, "playground/")
     assert "data-playground" in page
     assert 'name="model"' not in page
+    assert "data-awaited" not in page
     assert call_of(job, endpoint_of(job), VALUES, stream=False).document["model"] == "tiny"
 
 
@@ -86,7 +87,9 @@ def test_before_it_answers_the_page_says_that_it_comes_up(told, alice, attempt):
     job = told()
     attempt.events.filter(kind="endpoint").delete()
     assert "The endpoint is starting" in page_of(alice, job)
-    assert "is not ready yet" in page_of(alice, job, "playground/")
+    page = page_of(alice, job, "playground/")
+    assert "is not ready yet" in page
+    assert "data-awaited" in page  # jobs.js loads the page anew once an answer lacks it
 
 
 def test_an_address_that_is_not_this_machines_loopback_is_never_asked(told, alice):
