@@ -189,8 +189,8 @@ function hideUnasked() {
 hideUnasked();
 
 /* A change that is saved ends the errors that the page was loaded with. */
-document.addEventListener("htmx:oobAfterSwap", (event) => {
-  if (event.target.id !== "errors") return;
+document.addEventListener("htmx:after:swap", () => {
+  if (document.querySelector("#errors:not(:empty)")) return;
   for (const error of document.querySelectorAll("#step .error")) error.remove();
   for (const field of document.querySelectorAll("#step [aria-invalid]")) field.removeAttribute("aria-invalid");
 });

@@ -40,7 +40,7 @@ def test_a_field_with_an_error_is_never_hidden(workload):
     expect(workload.locator("#id_group_size_error")).to_contain_text("Group size is 3.")
 
 
-def test_a_decimal_comma_that_is_typed_is_refused_by_its_field(new_page, stack):
+def test_a_typed_decimal_comma_is_refused_by_its_field_until_it_is_mended(new_page, stack):
     for locale in ("en-US", "de-DE"):
         page = new_page(locale=locale)
         page.goto(f"{stack.base_url}/plans/new/?preset=demo")
@@ -53,6 +53,11 @@ def test_a_decimal_comma_that_is_typed_is_refused_by_its_field(new_page, stack):
         error = page.locator("#id_time_budget_seconds_error")
         expect(error).to_contain_text("Time budget is 0,5, which has a comma")
         expect(field).to_have_value("0,5")
+        field.fill("30")
+        field.blur()
+        expect(error).to_have_count(0)  # the change is saved
+        expect(field).not_to_have_attribute("aria-invalid", "true")
+        expect(page.locator("#errors")).to_be_empty()
 
 
 @pytest.fixture
