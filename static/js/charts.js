@@ -199,21 +199,36 @@
     }
   }
 
-  const tick = () => {
-    const now = performance.now();
-    for (const chart of charts.values()) {
-      if (chart.isVisible && chart.isDirty && now - chart.drawnAt >= REDRAW_MS) chart.draw();
-    }
+  /* One chart is drawn in a task: keys and clicks are answered between two of them. */
+  const waiting = new Set();
+  let isDrawing = false;
+  const drawSoon = async (chart) => {
+    if (!chart.isVisible || !chart.isDirty) return;
+    waiting.add(chart);
+    if (isDrawing) return;
+    isDrawing = true;
+    try {
+      for (const next of waiting) { // also those that are added meanwhile
+        waiting.delete(next);
+        if (next.isVisible && next.isDirty) await next.draw();
+        await new Promise((done) => { setTimeout(done); });
+      }
+    } finally { isDrawing = false; }
   };
 
-  const redrawAll = () => charts.forEach((chart) => { chart.isDirty = true; if (chart.isVisible) chart.draw(); });
+  const tick = () => {
+    const now = performance.now();
+    for (const chart of charts.values()) if (now - chart.drawnAt >= REDRAW_MS) drawSoon(chart);
+  };
+
+  const redrawAll = () => charts.forEach((chart) => { chart.isDirty = true; drawSoon(chart); });
 
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const chart = charts.get(entry.target);
       if (!chart) continue;
       chart.isVisible = entry.isIntersecting;
-      if (chart.isVisible && chart.isDirty) chart.draw();
+      drawSoon(chart);
     }
   }, { rootMargin: "80px" });
 
@@ -268,7 +283,7 @@
   /* Draw what an answer brought beside the rest of it; the instant is the server's. */
   const show = (asOf) => charts.forEach((chart, element) => {
     element.dataset.asOf = asOf;
-    if (chart.isVisible && chart.isDirty) chart.draw();
+    drawSoon(chart);
   });
 
   window.slipway.charts = {
