@@ -194,8 +194,8 @@ class _LongRun:
         write, least = found.checkpoint_write_seconds / MINUTE, best / MINUTE
         words = (
             f"one of {nodes} nodes writes the checkpoints, {write:.3g} min each, which sets their "
-            f"interval: every {least:.3g} min would lose least; take an engine and a ZeRO stage of "
-            "which every node writes its part, or faster storage"
+            f"interval: every {least:.3g} min would lose least; take an engine and a ZeRO stage "
+            "of which every node writes its part, or faster storage"
         )
         return (words,)
 
