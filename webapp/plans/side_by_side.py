@@ -36,7 +36,13 @@ def side_by_side(
         return None
     plans = [strategies[number] for number in numbers]
     rows = [*_settings(plans), *_figures(plans, document), *_memory(plans)]
-    heads = tuple(strategy_words(plan.strategy) for plan in plans)
+    engines = {plan.engine for plan in plans}
+    heads = tuple(
+        f"{engine_title(plan.engine)} · {strategy_words(plan.strategy)}"
+        if len(engines) > 1
+        else strategy_words(plan.strategy)
+        for plan in plans
+    )
     return SideBySide(heads, numbers, tuple(rows))
 
 

@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from django.template.loader import render_to_string
 from django.urls import reverse
 
 from runners.shared.addresses import own_addresses
@@ -255,6 +256,15 @@ def test_a_host_that_is_off_silent_or_locked_out_says_so(added):
     assert check_of(host, "GPUs").words == "those of the nodes that the scheduler gives a job"
     host.credential_hash = ""
     assert check_of(host, "Identity").look == "bad"
+
+
+def test_what_slurm_did_not_say_leaves_no_gap_and_is_said_with_its_cause():
+    down = {"name": "old", "is_up": False, "nodes": 1, "time_limit": "infinite"}
+    scheduler = {"kind": "slurm", "partitions": [down], "unread": ["accounts: no accounting"]}
+    facts = make_facts().model_dump(mode="json") | {"scheduler": scheduler}
+    page = render_to_string("hosts/_facts.html", {"facts": facts})
+    assert "<strong>old</strong> (down): 1 node, limit infinite" in page
+    assert "accounts: no accounting" in page
 
 
 def test_the_queue_is_judged_by_what_came_back(added):

@@ -15,6 +15,7 @@ from webapp.core.display import memory
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, Measurement
 from webapp.plans.alternatives import strategies_of
+from webapp.plans.engine_words import engine_title
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, plan_compute, plan_keep, stored_answer
@@ -485,6 +486,9 @@ def test_each_alternative_when_chosen_is_the_plan_of_a_new_draft(alice, team):
     tab = f"/plans/{saved.pk}/alternatives/"
     side = client.get(f"{tab}?strategy=0&strategy={offered[-1]}&strategy=999").context["side"]
     assert side.numbers == (0, offered[-1])
+    titles = [engine_title(strategies[at].engine) for at in side.numbers]
+    for head, title in zip(side.heads, titles, strict=True):
+        assert head.startswith(f"{title} · ") == (len(set(titles)) == 2), side.heads
     rows = dict(side.rows)
     assert all(len(set(cells)) == 2 for cells in side.rows[0][1:]), "what differs comes first"
     assert re.match(r"[\d.]+.tok/s \([\d.]+", rows["Per request"][0])
