@@ -83,7 +83,13 @@
   canvas.width = canvas.height = 1;
   const pen = canvas.getContext("2d", { willReadFrequently: true });
 
+  const colours = new Map(); /* of the present theme: each is a computed style and a drawn pixel */
   const colour = (token) => {
+    if (!colours.has(token)) colours.set(token, computedColour(token));
+    return colours.get(token);
+  };
+
+  const computedColour = (token) => {
     if (!probe.isConnected) document.body.append(probe);
     probe.style.color = token;
     pen.clearRect(0, 0, 1, 1);
@@ -210,6 +216,7 @@
     try {
       for (const next of waiting) { // also those that are added meanwhile
         waiting.delete(next);
+        while (document.querySelector("dialog[open]")) await new Promise((done) => { setTimeout(done, 500); }); // they are behind it
         if (next.isVisible && next.isDirty) await next.draw();
         await new Promise((done) => { setTimeout(done); });
       }
@@ -300,8 +307,9 @@
     has: () => charts.size > 0,
   };
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-  new MutationObserver(redrawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  const changeTheme = () => { colours.clear(); redrawAll(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changeTheme);
+  new MutationObserver(changeTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   const press = () => {
     for (const button of tools.querySelectorAll("[data-view]")) {
       button.setAttribute("aria-pressed", String(view.get(button.dataset.view) === button.value));
