@@ -188,6 +188,22 @@ function hideUnasked() {
 }
 hideUnasked();
 
+/* An answer to a form as it was before its latest change is not put in its place: the next one
+   is on its way, and the swap would undo what was chosen meanwhile. */
+const changedAt = new WeakMap(); /* form -> instant of its latest change */
+const askedAt = new WeakMap(); /* request -> instant at which it was sent */
+for (const name of ["input", "change"]) {
+  document.addEventListener(name, (event) => {
+    if (event.target.form) changedAt.set(event.target.form, performance.now());
+  });
+}
+document.addEventListener("htmx:before:request", (event) => askedAt.set(event.detail.ctx, performance.now()));
+document.addEventListener("htmx:before:swap", (event) => {
+  const { ctx } = event.detail;
+  if (ctx.sourceElement?.getAttribute("hx-swap") !== "outerMorph") return;
+  if (changedAt.get(ctx.sourceElement) > askedAt.get(ctx)) event.preventDefault();
+});
+
 /* A change that is saved ends the errors that the page was loaded with. */
 document.addEventListener("htmx:after:swap", () => {
   if (document.querySelector("#errors:not(:empty)")) return;

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.system.browser.driving import violations
 from webapp.core.display import TIMES
@@ -52,9 +52,23 @@ def test_a_model_and_four_devices_are_chosen_by_typing(page, stack, axe):
 
 
 def test_a_name_outside_the_catalog_is_sent_as_typed_and_refused_with_near_ones(page, stack):
+    held: list[tuple[Route, APIResponse]] = []  # the first answer, on its way while a name is typed
+
+    def hold(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page.route(lambda address: "hardware=" in address, hold)
     page.goto(stack.base_url + LIMITS)
     page.locator("#id_model").fill("llama-99")
+    page.wait_for_function("() => document.querySelector('.htmx-request')")
+    while not held:
+        page.wait_for_timeout(50)
     page.keyboard.press("Tab")
+    route, answer = held[0]
+    route.fulfill(response=answer)
     expect(page.locator("#id_model_error")).to_contain_text("nearest: ")
 
 
