@@ -149,7 +149,7 @@ class ServerClient:
 
     def enroll(self, request: EnrollRequest) -> EnrollReply:
         """Exchange a one-time token for a credential."""
-        return self._post_facts("/hosts/enroll", request, EnrollReply)
+        return self._post_known("/hosts/enroll", request, EnrollReply)
 
     def use(self, credential: str) -> None:
         """Use another credential from now on."""
@@ -168,7 +168,7 @@ class ServerClient:
 
     def beat(self, beat: Beat) -> BeatReply:
         """Send a heartbeat and return the host's orders."""
-        return self._post_facts("/hosts/beat", beat, BeatReply)
+        return self._post_known("/hosts/beat", beat, BeatReply)
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> ClaimReply:
         """Return the attempt's spec; exactly one claim gets it.
@@ -260,14 +260,23 @@ class ServerClient:
         finally:
             reply.close()
 
-    def _post_facts(self, path: str, body: Beat | EnrollRequest, reply_type: type[Reply]) -> Reply:
-        """Send a message with a host's inventory; a site that is older gets what it knows."""
-        try:
-            return self._post(path, body, reply_type)
-        except RefusedError as refusal:
-            if refusal.status != httpx.codes.UNPROCESSABLE_ENTITY or body.facts is None:
-                raise
-        return self._post(path, body, reply_type, leaving_out={"facts": BEFORE_VENDORS})
+    def _post_known(self, path: str, body: Beat | EnrollRequest, reply_type: type[Reply]) -> Reply:
+        """Send a message; a site that is older, and refuses it, gets what it knows.
+
+        Without the links of the cache's report first, then also without newer facts.
+        """
+        forms: list[dict[str, Any]] = [{}]
+        if isinstance(body, Beat) and body.cache and body.cache.links:
+            forms.append({"cache": {"links": True}})
+        if body.facts:
+            forms.append(forms[-1] | {"facts": BEFORE_VENDORS})
+        for leaving_out in forms[:-1]:
+            try:
+                return self._post(path, body, reply_type, leaving_out)
+            except RefusedError as refusal:
+                if refusal.status != httpx.codes.UNPROCESSABLE_ENTITY:
+                    raise
+        return self._post(path, body, reply_type, forms[-1])
 
     def _post(
         self,

@@ -179,12 +179,14 @@ class LinkReport(Message):
 class CacheReport(Message):
     """What the Hub's cache of a host holds, what was pruned since the last report, and the links.
 
-    ``links``: how fast its files came.
+    ``links``: how fast its files came; sites of an earlier release do not know them.
     """
 
     models: tuple[CachedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
     pruned: tuple[PrunedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
-    links: tuple[LinkReport, ...] = Field(default=(), max_length=8)
+    links: tuple[LinkReport, ...] = Field(
+        default=(), max_length=8, exclude_if=lambda links: not links
+    )
 
 
 class CacheOrders(Message):

@@ -19,13 +19,15 @@ from runners.host.shipping import (
     UnreachableError,
     upload_artefacts,
 )
-from runners.jobspec import BenchmarkSpec, DemoModel, TrainSpec, UploadedData
+from runners.jobspec import BenchmarkSpec, DemoModel, HubModel, TrainSpec, UploadedData
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.facts import GpuFacts, HostFacts
 from runners.shared.messages import (
     Beat,
     BeatReply,
+    CachedModel,
+    CacheReport,
     ClaimReply,
     ClaimRequest,
     CopyState,
@@ -36,6 +38,7 @@ from runners.shared.messages import (
     EventAck,
     EventBatch,
     Gang,
+    LinkReport,
     Needs,
     RotateReply,
     RotateRequest,
@@ -324,6 +327,29 @@ def test_an_older_site_gets_the_inventory_that_it_knows(host_dir, is_older):
     assert len(received) == (4 if is_older else 2)
     assert set(received[-1]["gpus"][0]) == (OLD_GPU if is_older else set(GpuFacts.model_fields))
     assert HostFacts.model_validate(received[-1]).gpus[0].name == "H100"  # an older agent's
+
+
+def test_an_older_site_gets_the_caches_report_without_links_and_newer_facts_only_if_it_has_them():
+    model = CachedModel(repository="org/name", commit="a" * 40, size_bytes=1)
+    link = LinkReport(link="hub", address="h", bytes_per_second=2, low=1, high=3, num_transfers=2)
+    reply = BeatReply(server_time_ms=1).model_dump_json()
+    for links, num_calls in [((link,), 2), ((), 1)]:
+        received = []
+
+        def answer(request: httpx.Request, received=received) -> httpx.Response:
+            received.append(json.loads(request.content))
+            is_known = set(received[-1]["cache"]) == {"models", "pruned"}  # as that release had it
+            return httpx.Response(200 if is_known else 422, content=reply if is_known else "{}")
+
+        beat = Beat(
+            boot_id="b", sent_at_ms=1, agent_version="0", cpu_utilization=0.0, facts=FACTS,
+            memory_available_bytes=1, disk_free_bytes=1,
+            cache=CacheReport(models=(model,), links=links),
+        )  # fmt: skip
+        assert client_of(answer).beat(beat).server_time_ms == 1
+        assert len(received) == num_calls
+        assert received[-1]["cache"]["models"][0]["repository"] == "org/name"
+        assert set(received[-1]["facts"]) >= NEW_FACTS
 
 
 RUN = RunRequest(
