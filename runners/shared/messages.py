@@ -29,6 +29,7 @@ from runners.jobspec.base import (
     Celsius,
     Figure,
     HubData,
+    HubModel,
     Identifier,
     IpAddress,
     Message,
@@ -45,6 +46,7 @@ from runners.jobspec.base import (
     plain,
     truncate,
 )
+from runners.jobspec.references import Reference, with_references
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
 from runners.shared.kinds import ArtefactKind, EnvironmentStage, EventKind
@@ -542,10 +544,21 @@ def option_paths(document: object, prefix: str = "") -> Iterator[str]:
 
 
 def _default_options(request: RunRequest) -> tuple[str, ...]:
-    """Return the paths of a spec's options that have their default value."""
+    """Return the paths of a spec's options that change nothing for a host that lacks them.
+
+    They have their default value, or say what such a host does anyway.
+    """
     every = option_paths(request.spec.model_dump(mode="json"))
-    chosen = set(option_paths(request.spec.model_dump(mode="json", exclude_defaults=True)))
+    spec = with_references(request.spec, _of_the_only_hub)
+    chosen = set(option_paths(spec.model_dump(mode="json", exclude_defaults=True)))
     return tuple(path for path in every if path not in chosen)
+
+
+def _of_the_only_hub(named: Reference) -> Reference:
+    """Return a reference without the hub that every host knows, also before there were others."""
+    if isinstance(named, HubModel) and named.hub == "huggingface":
+        return named.model_copy(update={"hub": ""})
+    return named
 
 
 class ShownMasked(str):
@@ -560,8 +573,9 @@ class ShownMasked(str):
 class ClaimReply(Message):
     """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again.
 
-    ``default_options`` are paths within the spec. A host that does not know one of them runs the
-    job without it; an unknown option with another value is refused.
+    ``default_options`` are paths within the spec: options at their default, or at what hosts did
+    before there was the option. A host that does not know one of them runs the job without it;
+    another unknown option is refused.
     """
 
     request: RunRequest

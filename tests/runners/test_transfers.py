@@ -442,6 +442,15 @@ def test_an_unknown_option_of_a_job_is_refused_by_its_name_unless_it_has_its_def
     assert replied(document, call).request == RUN
 
 
+def test_a_host_of_before_other_hubs_runs_a_job_of_the_hub_it_knows_and_of_no_other():
+    for hub, is_refused in [("", False), ("huggingface", False), ("modelscope", True)]:
+        model = HubModel(repository="org/name", revision="a" * 40, hub=hub)
+        run = RUN.model_copy(update={"spec": BenchmarkSpec(model=model)})
+        reply = ClaimReply(request=run).model_dump(mode="json")
+        assert reply["request"]["spec"]["model"]["hub"] == hub  # newer hosts read it
+        assert ("model.hub" not in reply["default_options"]) == is_refused, hub
+
+
 def test_a_heartbeat_that_is_refused_for_another_reason_is_not_repeated_without_facts():
     seen = []
 
