@@ -26,7 +26,7 @@ from runners.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from runners.client.generated import ModelReply, Slipway
+    from runners.client.generated import ModelDetail, ModelReply, Slipway
 
 Row = dict[str, Any]
 
@@ -213,25 +213,54 @@ def model_add(
 ) -> None:
     """Register a model of the team on the server, to plan for it by its name."""
     from runners.cli.server import server, wrote
-    from runners.client.transport import ApiError
 
     is_named = is_repository(source)
     config, usual_name = (None, source) if is_named else read_config(source)
     if not (name or usual_name):
         raise CliError("--name is missing: standard input gives the model none", field="--name")
-    body: dict[str, Any] = {"name": name or usual_name}
-    body |= {"repository": source} if is_named else {"config": config}
+    named, why = name or usual_name, ""
     with server() as client:
-        try:
-            added = client.add_model(body)
-        except ApiError as error:
-            if error.code != "hub_unreachable":
-                raise
-            added = client.add_model(body | {"config": read_config(source)[0]})
+        if is_named:
+            added, why = _added_by_name(client, named, source)
+        else:
+            added = client.add_model({"name": named, "config": config})
+    if why:
+        typer.echo(f"Only the config.json was sent, as this machine reads it: {why}", err=True)
     if wrote(added, output):
         return
     what = "jobs load its weights by name" if added.source == "hub" else "without weights"
     typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters, {what}.")
+
+
+def _added_by_name(client: "Slipway", name: str, source: str) -> "tuple[ModelDetail, str]":
+    """Return the model of a repository, and why it has no weights: "" if jobs load them.
+
+    The server may not open a repository that the user may, or be of before it read any.
+
+    Raises:
+        ApiError: the server refuses the request, and the repository cannot be read here either.
+        CliError: the server needs the config, which cannot be read here.
+    """
+    from runners.client.transport import ApiError
+
+    body = {"name": name, "repository": source}
+    try:
+        return client.add_model(body), ""
+    except ApiError as error:
+        refusal = error
+    is_unread = refusal.code == "hub_unreachable"
+    is_unknown = any(each["field"] == "repository" for each in refusal.errors)
+    if not (is_unread or is_unknown or refusal.code == "repository"):
+        raise refusal
+    try:
+        config = read_config(source)[0]
+    except CliError:
+        if refusal.code == "repository":
+            raise refusal from None
+        raise
+    if is_unread:
+        return client.add_model(body | {"config": config}), ""
+    return client.add_model({"name": name, "config": config}), refusal.detail
 
 
 ModelArgument = Annotated[

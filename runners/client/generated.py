@@ -683,7 +683,7 @@ class Operations:
     ) -> ModelDetail:
         """Register a model of the team by its config, or by a repository, whose weights jobs load.
 
-        503 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
+        422 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
         """
 
     @operation("GET", "/models/{model_id}")

@@ -59,13 +59,7 @@ from webapp.api.requests import Paging, Sent, ShortPaging, job_key, page_keys, p
 from webapp.bench.ratios import stored
 from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
-from webapp.core.problems import (
-    REFUSALS,
-    ForbiddenProblem,
-    InvalidProblem,
-    NotFoundProblem,
-    UnavailableProblem,
-)
+from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.core.queries import in_order
 from webapp.core.search import folded
 from webapp.datasets.models import Dataset
@@ -163,7 +157,7 @@ class NewModel(Sent):
 def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
     """Register a model of the team by its config, or by a repository, whose weights jobs load.
 
-    503 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
+    422 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
     """
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
@@ -173,8 +167,11 @@ def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
         try:
             chosen = with_config(named, membership.team)
         except UnreachableError as error:
-            raise UnavailableProblem(
-                "hub_unreachable", f"{error} Give its config.json too.", retry_after_seconds=60
+            words = f"{error} Give its config.json too."
+            raise InvalidProblem(
+                "hub_unreachable",
+                f"The field config is missing: {words}",
+                errors=[{"field": "config", "message": words}],
             ) from error
     form = ModelNewForm({"name": body.name, "config": json.dumps(chosen.config)})
     if not form.is_valid():

@@ -45,12 +45,14 @@ from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
+from webapp.api import library
+from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, HostModel
 from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
 from webapp.plans import repositories
 from webapp.plans.models import Plan
-from webapp.plans.repositories import UnreachableError
+from webapp.plans.repositories import RepositoryProblem, UnreachableError
 from webapp.plans.team_models import team_model_ref
 from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
@@ -564,10 +566,22 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
     assert (ref.repository, ref.revision) == expected[1:]
     with monkeypatch.context() as patch:  # the site has no network, this machine has
         patch.setattr(repositories, "_read", Mock(side_effect=UnreachableError("No route.")))
+        patch.setattr(Slipway, "_sleep", Mock(side_effect=AssertionError("it waits")))
         code, out, err = run("models", "add", "hf.co/team/model", "--name", "from here")
         assert (code, "jobs load its weights by name" in out) == (DONE, True), err
     added = TeamModel.objects.get(name="from here")
     assert (added.source, added.revision, added.config) == ("hub", "", CONFIG)
+    extra = [{"field": "repository", "message": "There is no such field; the nearest is “name”"}]
+    for refused, name in (
+        (RepositoryProblem("the team's token does not open it."), "of mine"),
+        (InvalidProblem("invalid", "There is no such field.", errors=extra), "earlier release"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "with_config", Mock(side_effect=refused))
+            code, out, err = run("models", "add", "team/model", "--name", name)
+            assert (code, "without weights" in out, refused.detail in err) == (DONE, True, True)
+            assert TeamModel.objects.get(name=name).config == CONFIG
+            assert run("models", "add", "team/none")[0] != DONE
     for arguments, code, words in (
         (["team/gated"], USAGE, "is gated"),
         (["team/none"], USAGE, "has no repository 'team/none'"),
