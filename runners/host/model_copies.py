@@ -145,7 +145,8 @@ class ModelCopies:
         bandwidth = Bandwidth(settings)
         for number, file in enumerate(state.files):
             for offset, data in self._parts(order, folder, file):
-                self._stopped.wait(max(0.0, bandwidth.delay(len(data))))
+                for seconds in bandwidth.delays(len(data)):
+                    self._stopped.wait(seconds)
                 received = self._client.send_copy_part(order.copy_id, number, offset, data)
                 if received != offset + len(data):
                     return  # begun anew, or by another one: the next step asks

@@ -493,7 +493,8 @@ class _Download:
         left = iter(segments)
         segment = next(left)
         async for part in response.aiter_raw():
-            await asyncio.sleep(max(0.0, self.bandwidth.delay(len(part))))
+            for seconds in self.bandwidth.delays(len(part)):
+                await asyncio.sleep(seconds)
             self.received.add(len(part))
             data = memoryview(part)
             while data:

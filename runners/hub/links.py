@@ -6,6 +6,7 @@ source say how long the next one takes: their median, and the range of the middl
 
 import fcntl
 import json
+import logging
 import math
 import os
 import statistics
@@ -27,7 +28,10 @@ SITE = "site"  # the link to the server, by which copies come
 KEPT = 20  # transfers of a source, the newest
 LEAST_BYTES = 8 * MIB  # fewer say more of the delay than of the rate
 MIDDLE = 0.8  # of the transfers, within the stated range
+PIECE_SECONDS = 1.0  # of the link that whoever waits has taken at once, at most
 LONGEST_DELAY_SECONDS = 600.0  # a time further away was written before the clock was set
+
+log = logging.getLogger(__name__)
 
 
 class LinkRate(NamedTuple):
@@ -178,7 +182,7 @@ class Bandwidth:
     """Delays whoever receives or sends, so that all together keep within a rate.
 
     With a host's folder, "all" are this host's processes: the time until which the link is taken
-    lies in a file there. Without one, those of this process.
+    lies in a file there. Without one, or where that file cannot be used, those of this process.
     """
 
     def __init__(self, settings: HubSettings) -> None:
@@ -186,20 +190,46 @@ class Bandwidth:
         self._path = settings.host_dir / LIMIT_FILE if settings.host_dir else None
         self._free_at = 0.0
 
-    def delay(self, num_bytes: int) -> float:
-        """Take the link for some bytes; return the seconds to wait until they may have passed."""
-        if self._rate <= 0:
-            return 0.0
-        seconds = num_bytes / self._rate
-        if self._path is None:
-            self._free_at = _after(self._free_at, seconds)
-            return self._free_at - time.time()
-        with _locked(self._path) as handle:
-            with suppress(ValueError):
-                self._free_at = float(os.pread(handle, 32, 0) or b"0")
-            self._free_at = _after(self._free_at, seconds)
-            os.pwrite(handle, f"{self._free_at:<32.6f}".encode(), 0)
+    def delays(self, num_bytes: int) -> Iterator[float]:
+        """Yield the seconds to wait, one after the other, until some bytes may have passed.
+
+        Each time the link is taken for a second at most, so that others have their turn between.
+        """
+        left = num_bytes / self._rate if self._rate > 0 else 0.0
+        while left > 0:
+            seconds = min(left, PIECE_SECONDS)
+            yield max(0.0, self._take(seconds))
+            left -= seconds
+
+    def _take(self, seconds: float) -> float:
+        """Take the link for some seconds; return those until their end."""
+        if self._path is not None:
+            try:
+                self._free_at = _taken(self._path, self._free_at, seconds)
+                return self._free_at - time.time()
+            except OSError as error:
+                log.warning(
+                    "%s cannot be written or locked (%s): this process keeps within the host's "
+                    "bandwidth by itself, without counting what others transfer",
+                    self._path, error.strerror,
+                )  # fmt: skip
+                self._path = None
+        self._free_at = _after(self._free_at, seconds)
         return self._free_at - time.time()
+
+
+def _taken(path: Path, free_at: float, seconds: float) -> float:
+    """Take the link that a file stands for; return the time until which it then is taken.
+
+    Raises:
+        OSError: the file cannot be written or locked.
+    """
+    with _locked(path) as handle:
+        with suppress(ValueError):
+            free_at = float(os.pread(handle, 32, 0) or b"0")
+        free_at = _after(free_at, seconds)
+        os.pwrite(handle, f"{free_at:<32.6f}".encode(), 0)
+    return free_at
 
 
 def _after(free_at: float, seconds: float) -> float:

@@ -1,5 +1,7 @@
 """How fast files came to a host, what that says of the next ones, and the bandwidth it allows."""
 
+import errno
+import heapq
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.specs.units import MIB
 from runners.hub import links
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError
@@ -71,21 +74,65 @@ def test_a_download_notes_its_rate_also_if_it_is_stopped(
     assert all(links.LEAST_BYTES <= size <= 3 * 2**20 + 5 for size, _ in stored)
 
 
-def test_all_processes_of_a_host_share_what_it_allows(tmp_path, monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr(links.time, "time", lambda: now)
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(links.time, "time", lambda: now[0])
+    return now
+
+
+def test_all_processes_of_a_host_share_what_it_allows(tmp_path, clock):
     (tmp_path / "config.json").write_text(json.dumps({"max_transfer_bytes_per_second": MB}))
     settings = of_host(HubSettings(), tmp_path)
     ones, others = Bandwidth(settings), Bandwidth(settings)  # as two processes have them
-    assert [ones.delay(MB), others.delay(2 * MB), ones.delay(MB)] == [1.0, 3.0, 4.0]
-    now += 10.0
-    assert others.delay(MB) == 1.0  # time that nobody used is lost
-    now -= 5000.0  # somebody set the clock back
-    assert ones.delay(MB) == 1.0
+    taken = [list(each.delays(size)) for each, size in ((ones, MB), (others, 2 * MB), (ones, MB))]
+    assert taken == [[1.0], [2.0, 3.0], [4.0]]
+    clock[0] += 10.0
+    assert list(others.delays(MB // 2)) == [0.5]  # time that nobody used is lost
+    clock[0] -= 5000.0  # somebody set the clock back
+    assert list(ones.delays(MB)) == [1.0]
     with ThreadPoolExecutor(4) as pool:
-        delays = sorted(pool.map(lambda _: Bandwidth(settings).delay(MB), range(8)))
+        delays = sorted(pool.map(lambda _: next(Bandwidth(settings).delays(MB)), range(8)))
     assert delays == [float(each) for each in range(2, 10)]
-    assert Bandwidth(replace(settings, max_bytes_per_second=0.0)).delay(MB) == 0.0
+    assert list(Bandwidth(replace(settings, max_bytes_per_second=0.0)).delays(MB)) == []
+
+
+def test_large_parts_at_a_low_limit_keep_it_and_let_others_pass_between(tmp_path, clock):
+    settings = HubSettings(host_dir=tmp_path, max_bytes_per_second=64 * 1024)
+    sizes = [8 * MIB] * 6 + [64 * 1024]
+    waiters = [Bandwidth(settings).delays(size) for size in sizes]
+    due, ended = [(clock[0], number) for number in range(len(sizes))], {}
+    while due:
+        clock[0], number = heapq.heappop(due)
+        seconds = next(waiters[number], None)
+        if seconds is None:
+            ended[number] = clock[0] - 1000.0
+        else:
+            heapq.heappush(due, (clock[0] + seconds, number))
+    assert ended[6] == pytest.approx(7.0)
+    assert max(ended.values()) == pytest.approx(sum(sizes) / (64 * 1024))
+
+
+def test_a_limit_that_cannot_be_shared_holds_for_the_process_and_is_logged_once(
+    tmp_path, clock, monkeypatch, caplog
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    no_lock = OSError(errno.ENOLCK, "No locks available")
+    for host_dir, patched in (
+        (tmp_path / "none", {}),
+        (tmp_path, {"os.pwrite": full}),
+        (tmp_path, {"fcntl.flock": lambda *_: (_ for _ in ()).throw(no_lock)}),
+    ):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            for name, function in patched.items():
+                patch.setattr(name, function)
+            limit = Bandwidth(HubSettings(host_dir=host_dir, max_bytes_per_second=float(MB)))
+            assert list(limit.delays(2 * MB)) == [1.0, 2.0], host_dir
+        assert [each.levelname for each in caplog.records] == ["WARNING"]
+        assert str(host_dir / links.LIMIT_FILE) in caplog.text
 
 
 def test_no_stated_rate_is_higher_than_what_the_host_allows(tmp_path):
