@@ -5,7 +5,6 @@ source say how long the next one takes: their median, and the range of the middl
 """
 
 import fcntl
-import json
 import logging
 import math
 import os
@@ -15,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from planner.specs.units import MIB
 from runners.hub.settings import HubSettings
@@ -27,11 +28,35 @@ LIMIT_FILE = "bandwidth"
 SITE = "site"  # the link to the server, by which copies come
 KEPT = 20  # transfers of a source, the newest
 LEAST_BYTES = 8 * MIB  # fewer say more of the delay than of the rate
+LEAST_SECONDS = 1e-3
 MIDDLE = 0.8  # of the transfers, within the stated range
+FULL_SHARE = 0.9  # of what the host allows: a transfer that comes so near took all of it
 PIECE_SECONDS = 1.0  # of the link that whoever waits has taken at once, at most
 LONGEST_DELAY_SECONDS = 600.0  # a time further away was written before the clock was set
 
 log = logging.getLogger(__name__)
+
+
+class Transfer(BaseModel):
+    """What a transfer brought, in which time, and the bytes per second that the host allowed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    num_bytes: int = Field(gt=0, le=10**18)
+    seconds: float = Field(ge=LEAST_SECONDS, le=1e9)
+    limit: float = Field(default=0.0, ge=0, le=1e18)  # 0: none
+
+
+class Link(BaseModel):
+    """The newest transfers of a source, the newest last."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str
+    transfers: tuple[Transfer, ...] = Field(min_length=1, max_length=KEPT)
+
+
+LINKS = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[a-z]{1,20}$")], Link])
 
 
 class LinkRate(NamedTuple):
@@ -118,50 +143,57 @@ def note_transfer(settings: HubSettings, num_bytes: int, seconds: float) -> None
 
     A host's folder that cannot be written is no reason to lose a download: nothing is kept.
     """
-    if settings.host_dir is None or num_bytes < LEAST_BYTES or seconds <= 0:
+    if settings.host_dir is None or num_bytes < LEAST_BYTES or seconds < LEAST_SECONDS:
         return
     path = settings.host_dir / LINKS_FILE
-    with suppress(OSError), _locked(path.with_suffix(".lock")):
+    address, limit = urlsplit(settings.endpoint).netloc, settings.max_bytes_per_second
+    with suppress(OSError, ValidationError), _locked(path.with_suffix(".lock")):
+        newest = Transfer(num_bytes=num_bytes, seconds=round(seconds, 3), limit=limit)
         links = _read(path)
-        known, address = links.get(settings.link), urlsplit(settings.endpoint).netloc
-        is_known = isinstance(known, dict) and known.get("address") == address
-        before = (known or {}).get("transfers", []) if is_known else []
-        transfers = [*before, [num_bytes, round(seconds, 3)]][-KEPT:]
-        links[settings.link] = {"address": address, "transfers": transfers}
+        known = links.get(settings.link)
+        before = known.transfers if known and known.address == address else ()
+        links[settings.link] = Link(address=address, transfers=(*before, newest)[-KEPT:])
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(links))
+        temporary.write_bytes(LINKS.dump_json(links))
         temporary.replace(path)
 
 
 def measured_rates(host_dir: Path) -> dict[str, LinkRate]:
     """Return what a host measured of each link, by the link's name; none was measured: empty.
 
-    No rate is higher than what the host allows now.
+    No rate is higher than what the host allows now. Transfers of a time when it allowed less say
+    nothing of the link, and are left out.
     """
     limit = math.inf
     with suppress(HostConfigError):
         limit = HostDir(host_dir).config().max_transfer_bytes_per_second or math.inf
     found = {}
     for name, link in _read(host_dir / LINKS_FILE).items():
-        with suppress(LookupError, TypeError, ValueError, ZeroDivisionError):
-            measured = (int(size) / float(seconds) for size, seconds in link["transfers"])
-            rates = sorted(min(limit, rate) for rate in measured)
-            outside = (1 - MIDDLE) / 2 * (len(rates) - 1)
-            found[name] = LinkRate(
-                address=str(link["address"]),
-                median=statistics.median(rates),
-                low=rates[math.floor(outside)],
-                high=rates[math.ceil(len(rates) - 1 - outside)],
-                num_transfers=len(rates),
-                is_limited=statistics.median(rates) >= limit,
-            )
+        transfers = [each for each in link.transfers if limit <= (each.limit or math.inf)]
+        if not transfers:
+            continue
+        rates = sorted(_within(limit, each.num_bytes / each.seconds) for each in transfers)
+        outside = (1 - MIDDLE) / 2 * (len(rates) - 1)
+        found[name] = LinkRate(
+            address=link.address,
+            median=statistics.median(rates),
+            low=rates[math.floor(outside)],
+            high=rates[math.ceil(len(rates) - 1 - outside)],
+            num_transfers=len(rates),
+            is_limited=statistics.median(rates) >= limit,
+        )
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        document = json.loads(path.read_bytes())
-        return document if isinstance(document, dict) else {}
+def _within(limit: float, rate: float) -> float:
+    """Return a rate, or the limit where that is what the transfer ran at."""
+    return limit if rate >= FULL_SHARE * limit else rate
+
+
+def _read(path: Path) -> dict[str, Link]:
+    """Return what the file says; damaged, of another form, or absent: nothing."""
+    with suppress(OSError, ValidationError):
+        return LINKS.validate_json(path.read_bytes())
     return {}
 
 

@@ -83,7 +83,6 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/host/inventory.py": (SYSTEM, {"read_text"}),
     "runners/host/preflight_hub.py": (MESSAGE, {"json.loads"}),
     "runners/host/preflight_weights.py": (MESSAGE, {"json.loads"}),
-    "runners/hub/links.py": (OWN, {"json.loads"}),
     "runners/hub/pruning.py": (OWN, {"json.loads"}),
     "runners/hub/query.py": (MESSAGE, {"json.loads"}),
     "runners/hub/splits.py": (OWN, {"json.loads"}),

@@ -50,28 +50,47 @@ def test_what_says_nothing_of_the_link_is_not_kept_and_a_damaged_file_is_none(tm
     note_transfer(replace(settings, host_dir=None), 100 * MB, 1.0)
     note_transfer(replace(settings, host_dir=tmp_path / "none"), 100 * MB, 1.0)
     assert measured_rates(tmp_path) == {}
-    for text in ("{", "[]", '{"hub": {"address": "a", "transfers": [[1, 0]]}}', '{"hub": 1}'):
+    transfer = {"num_bytes": 10**8, "seconds": 1.0}
+    for text in (
+        "{", "[]", '{"hub": 1}', '{"hub": {"address": "a"}}',
+        *(
+            json.dumps({"hub": {"address": "huggingface.co", "transfers": transfers}})
+            for transfers in (
+                5, None, [], [5], [[1e400, 1]], [transfer | {"num_bytes": 1e400}],
+                [transfer | {"seconds": 0}], [transfer | {"seconds": "nan"}],
+                [transfer] * (links.KEPT + 1),
+            )
+        ),
+    ):  # fmt: skip
         (tmp_path / links.LINKS_FILE).write_text(text)
         assert measured_rates(tmp_path) == {}, text
-    noted(tmp_path, [1e6])
+        assert noted(tmp_path, [1e6]).num_transfers == 1, text
 
 
 def test_a_download_notes_its_rate_also_if_it_is_stopped(
-    hub, settings, looked_up, tmp_path, monkeypatch
+    hub, settings, looked_up, tmp_path, monkeypatch, quick
 ):
-    monkeypatch.setattr(links, "LEAST_BYTES", 2**20)
-    hub.bytes_per_second = 8e6
+    monkeypatch.setattr(links, "LEAST_BYTES", 2**19)
+    monkeypatch.setattr("runners.hub.download.REPORT_SECONDS", 0.01)
+    hub.bytes_per_second, hub.hold_at = 8e6, 2 * 2**20  # it cannot end before it is stopped
     listing = looked_up()
     files = needed_files(listing, "safetensors")
     noting = replace(settings, host_dir=tmp_path)
+    done = [0]
     with pytest.raises(DownloadStoppedError):
-        download(listing, files, noting, should_stop=lambda: hub.large_sent > 2 * 2**20)
+        download(
+            listing, files, noting,
+            on_progress=lambda arrived, *_: done.append(arrived),
+            should_stop=lambda: done[-1] > 1.5 * 2**20,
+        )  # fmt: skip
+    first = json.loads((tmp_path / links.LINKS_FILE).read_text())["hub"]["transfers"]
+    assert [1.4 * 2**20 < each["num_bytes"] < 2.2 * 2**20 for each in first] == [True]
+    hub.hold_at = -1
+    hub.go_on.set()
     download(listing, files, noting)
     rate = measured_rates(tmp_path)["hub"]
-    assert rate.num_transfers in {1, 2}  # the rest may be too short
-    assert f"127.0.0.1:{hub.port}" == rate.address
-    stored = json.loads((tmp_path / links.LINKS_FILE).read_text())["hub"]["transfers"]
-    assert all(links.LEAST_BYTES <= size <= 3 * 2**20 + 5 for size, _ in stored)
+    assert (rate.num_transfers, rate.address) == (2, f"127.0.0.1:{hub.port}")
+    assert 0 < rate.low <= rate.median <= rate.high < 100e6
 
 
 @pytest.fixture
@@ -133,6 +152,25 @@ def test_a_limit_that_cannot_be_shared_holds_for_the_process_and_is_logged_once(
             assert list(limit.delays(2 * MB)) == [1.0, 2.0], host_dir
         assert [each.levelname for each in caplog.records] == ["WARNING"]
         assert str(host_dir / links.LIMIT_FILE) in caplog.text
+
+
+def test_what_the_host_held_back_says_nothing_of_the_link(tmp_path):
+    def stated(limit: int | None) -> LinkRate | None:
+        config = {"max_transfer_bytes_per_second": limit} if limit else {}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return measured_rates(tmp_path).get("hub")
+
+    stated(10 * MB)
+    settings = of_host(HubSettings(), tmp_path)
+    for rate in (9.7e6, 9.8e6):  # a little below the limit, as real transfers are
+        note_transfer(settings, 100 * MB, 100 * MB / rate)
+    assert stated(10 * MB).words(3e9) == "about 5 min at the 10 MB/s that this host allows"
+    assert stated(5 * MB).median == 5e6
+    assert stated(20 * MB) is None
+    assert stated(None) is None
+    noted(tmp_path, [40e6])
+    assert (stated(None).median, stated(None).num_transfers) == (40e6, 1)
+    assert stated(10 * MB).num_transfers == 3
 
 
 def test_no_stated_rate_is_higher_than_what_the_host_allows(tmp_path):
