@@ -5,7 +5,7 @@ supported", modelscope/hub/snapshot_download.py), has a cache of its own, and no
 jobs share a download. Sources: github.com/modelscope/modelscope at 1804ac6b (2026-06-05),
 ``modelscope/hub``: ``api.py: get_model_files, list_repo_commits``,
 ``file_download.py: get_file_download_url``, ``errors.py``; github.com/modelscope/modelscope_hub
-0.1.8, ``_legacy_api.py``, for the credentials.
+0.1.8, ``_legacy_api.py``, for the credentials and ``list_revisions``.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,6 +54,7 @@ def document(endpoint: str, repository: str, revision: str, ask: Ask) -> dict[st
     """
     address = api(endpoint, repository)
     if COMMIT.fullmatch(revision):
+        _check_is_no_name(_data(ask(f"{address}/revisions"))["RevisionMap"], revision)
         commit = revision
     else:
         query = urlencode({"Ref": revision, "PageNumber": 1, "PageSize": 1})
@@ -71,6 +72,13 @@ def document(endpoint: str, repository: str, revision: str, ask: Ask) -> dict[st
         if each.get("Type") != "tree"
     ]
     return {"sha": commit, "siblings": siblings}
+
+
+def _check_is_no_name(names: Mapping[str, Any], commit: str) -> None:
+    """Refuse 40 digits that a branch or tag has as its name: what they stand for may change."""
+    for kind in ("Branches", "Tags"):
+        if any(each["Revision"] == commit for each in names.get(kind) or []):
+            raise AnswerError(f"{commit} is the name of one of its {kind.lower()}, and no commit")
 
 
 def _data(answer: object) -> Mapping[str, Any]:

@@ -526,7 +526,7 @@ class RunRequest(Message):
     devices: tuple[RunDevice, ...] = ()
     max_duration_seconds: float | None = None
     gang: Gang | None = None  # None: one process
-    # Repositories whose own code may run, as org/name@commit: administrators allowed it.
+    # Repositories of Hugging Face whose own code may run, as org/name@commit: admins allowed it.
     trusted_code: tuple[str, ...] = Field(default=(), max_length=16)
 
 

@@ -386,6 +386,10 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None:
             message = f"no revision {revision}"
             self._json({"Code": 10010205001, "Message": message, "Success": False})
+        elif place == ["revisions"]:
+            own = [at.partition("@")[2] for at in hub.branches if at.startswith(f"{repository}@")]
+            names = [{"Revision": each} for each in ("master", *own)]
+            self._json({"Code": 200, "Data": {"RevisionMap": {"Branches": names, "Tags": None}}})
         elif place == ["commits"]:
             self._json({"Code": 200, "Data": {"Commit": [{"Id": commit, "ShortId": commit[:8]}]}})
         elif place == ["repo", "files"]:

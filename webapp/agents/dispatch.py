@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from runners.host.app import QUEUE, sign
 from runners.host.redis_access import celery_options
 from runners.hub.repository import COMMIT
+from runners.hub.settings import MODELSCOPE
 from runners.jobspec.compress import LIBRARY_DTYPES
 from runners.jobspec.serve import EngineOptions
 from runners.launchers.launch import engine_of, environment_of
@@ -481,8 +482,13 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
 
 
 def _trusted_code(job: Job, attempt: Attempt) -> tuple[str, ...]:
-    """Return the models of a job whose own code may run, as administrators say now."""
-    at_commits = {use.key for use in uses_in(job.spec) if COMMIT.fullmatch(use.revision)}
+    """Return the models of a job whose own code may run, as administrators say now.
+
+    What they allow are commits of the Hugging Face Hub: a model of another hub has no part in it.
+    """
+    at_commits = {
+        use.key for use in uses_in(job.spec, but_hub=MODELSCOPE) if COMMIT.fullmatch(use.revision)
+    }
     return trusted_among(at_commits, {job.team_id, attempt.host.team_id}) if at_commits else ()
 
 

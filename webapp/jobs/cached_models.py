@@ -55,20 +55,25 @@ class Use(NamedTuple):
         return "@".join(self) if COMMIT.fullmatch(self.revision) else self.repository
 
 
-def uses_in(spec: object) -> Iterator[Use]:
-    """Yield the repositories of the Hub that a job's document names.
+def uses_in(spec: object, but_hub: str = "") -> Iterator[Use]:
+    """Yield the repositories that a job's document names, without those it states of a hub.
 
     >>> list(uses_in({"model": {"source": "hub", "repository": "a/b", "revision": "main"}}))
     [Use(repository='a/b', revision='main')]
     """
     if isinstance(spec, dict):
-        if spec.get("source") == "hub" and isinstance(spec.get("repository"), str):
+        is_left_out = but_hub and spec.get("hub") == but_hub
+        if (
+            spec.get("source") == "hub"
+            and isinstance(spec.get("repository"), str)
+            and not is_left_out
+        ):
             yield Use(spec["repository"], str(spec.get("revision") or ""))
         for value in spec.values():
-            yield from uses_in(value)
+            yield from uses_in(value, but_hub)
     elif isinstance(spec, list):
         for value in spec:
-            yield from uses_in(value)
+            yield from uses_in(value, but_hub)
 
 
 def largest_use(spec: object) -> Use | None:

@@ -57,7 +57,7 @@ class TeamModel(TeamOwned):
 
 
 class TrustedCode(TeamOwned):
-    """The own code of a repository at one commit, which an administrator lets jobs run."""
+    """The own code of a repository of Hugging Face at one commit, which an admin lets jobs run."""
 
     repository = models.CharField(max_length=200)
     commit = models.CharField(max_length=40)

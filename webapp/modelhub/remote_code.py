@@ -21,7 +21,7 @@ LONGEST_REASON = 300
 
 
 def code_allow(*, team: Team, name: str, reason: str, by: str) -> TrustedCode:
-    """Allow the code of a repository at a commit, named org/name@commit; repeated calls are safe.
+    """Allow the code of a repository of Hugging Face, named org/name@commit; may be repeated.
 
     Raises:
         InvalidProblem: the name states no commit of 40 digits, the reason is too long, or the
@@ -31,9 +31,9 @@ def code_allow(*, team: Team, name: str, reason: str, by: str) -> TrustedCode:
     if not REPOSITORY.fullmatch(repository) or not COMMIT.fullmatch(commit):
         raise InvalidProblem(
             "model",
-            f"The model is {name[:120]!r}; it must be org/name@COMMIT with the 40 digits of the "
-            "commit whose code you have read: a branch may change. The page of the repository's "
-            "commits, and the log of a job that was refused, show them.",
+            f"The model is {name[:120]!r}; it must be org/name@COMMIT, of the Hugging Face Hub, "
+            "with the 40 digits of the commit whose code you have read: a branch may change. The "
+            "page of the repository's commits, and the log of a job that was refused, show them.",
         )
     if len(reason) > LONGEST_REASON:
         raise InvalidProblem(

@@ -45,6 +45,13 @@ def test_a_branch_is_a_commit_and_every_file_has_its_sha256(hub, settings, look)
     assert read_config(listing, settings)["model_type"] == "llama"
 
 
+def test_a_branch_that_is_named_like_a_commit_is_none(hub, look):
+    fake = "a" * 40
+    hub.branches[f"{REPOSITORY}@{fake}"] = REPOSITORY
+    with pytest.raises(HubError, match=f"{fake} is the name of one of its branches, and no"):
+        look(f"ms://{REPOSITORY}@{fake}")
+
+
 def test_files_come_into_the_same_cache_under_their_commit(hub, settings, look):
     listing = look()
     files = exact_files(listing, "safetensors", "", settings)

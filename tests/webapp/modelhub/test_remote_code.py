@@ -38,7 +38,7 @@ def test_a_permission_is_of_one_commit_and_of_both_teams(team):
 
 def test_what_states_no_commit_is_refused_with_the_way_out(team, monkeypatch):
     for name in ("acme/coded", "acme/coded@main", f"acme/coded@{A[:12]}", f"coded@{A}",
-                 f"datasets/acme/coded@{A}", f"{KEY}\n x"):  # fmt: skip
+                 f"datasets/acme/coded@{A}", f"{KEY}\n x", f"ms://{KEY}"):  # fmt: skip
         with pytest.raises(InvalidProblem, match="40 digits of the commit whose code you have"):
             code_allow(team=team, name=name, reason="", by="olga")
     with pytest.raises(InvalidProblem, match="shorten it"):
@@ -50,14 +50,16 @@ def test_what_states_no_commit_is_refused_with_the_way_out(team, monkeypatch):
 
 
 def test_a_claim_hands_on_what_is_allowed_at_that_time(job, team):
-    def handed(revision: str = A) -> tuple[str, ...]:
-        spec = EvaluateSpec(model=HubModel(repository="acme/coded", revision=revision))
+    def handed(revision: str = A, hub: str = "huggingface") -> tuple[str, ...]:
+        model = HubModel(repository="acme/coded", revision=revision, hub=hub)
+        spec = EvaluateSpec(model=model)
         Job.objects.filter(pk=job.pk).update(spec=spec.model_dump(mode="json"))
         return claim(Attempt.objects.get(pk=job.current_attempt_id)).trusted_code
 
     assert handed() == ()
     row = code_allow(team=team, name=KEY, reason="", by="olga")
-    assert (handed(), handed("main"), handed(B)) == ((KEY,), (), ())
+    assert (handed(), handed(hub="")) == ((KEY,), (KEY,))  # "": the host's usual hub
+    assert (handed("main"), handed(B), handed(hub="modelscope")) == ((), (), ())
     code_forbid(row=row, by="olga")
     assert handed() == ()
 
