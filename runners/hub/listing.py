@@ -233,6 +233,22 @@ def read_config(
     return document
 
 
+def with_code_stated(
+    listing: Listing, settings: HubSettings, timeout: float = TIMEOUT_SECONDS
+) -> Listing:
+    """Return a listing that says whether the model needs code of its own, also of ModelScope's.
+
+    Its documents do not say so, and the config.json is read.
+
+    Raises:
+        HubError: any of ``read_config``.
+    """
+    if settings.hub != MODELSCOPE or CONFIG not in listing.paths:
+        return listing
+    has_code = bool(read_config(listing, settings, timeout).get("auto_map"))
+    return replace(listing, needs_remote_code=has_code)
+
+
 def read_file(
     listing: Listing,
     path: str,

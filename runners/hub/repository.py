@@ -12,6 +12,11 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 GGUF = ".gguf"
 MODULE = ".py"  # a repository's own code
+# What transformers reads classes from; the rest of the JSON files are vocabularies.
+CONFIGS = frozenset({
+    "config.json", "generation_config.json", "tokenizer_config.json", "preprocessor_config.json",
+    "processor_config.json", "video_preprocessor_config.json", "chat_template.json",
+})  # fmt: skip
 # https://github.com/ggml-org/llama.cpp, tools/gguf-split: %s-%05d-of-%05d.gguf
 GGUF_PART = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 LONGEST_PATH = 1024  # characters
@@ -71,3 +76,30 @@ def is_safe_path(path: str) -> bool:
         and "\\" not in path
         and all(part not in {"", ".", "..", ".git"} and part[0] not in "- " for part in parts)
     )
+
+
+def named_code(config: object) -> tuple[str, ...]:
+    """Return the classes of Python code that a config names in an auto_map, at any depth of it.
+
+    A processor's config holds those of its parts; of old tokenizers the entry is a list.
+    Source: transformers 5, ``auto/tokenization_auto.py`` and ``auto/processing_auto.py``.
+
+    >>> named_code({"image_processor": {"auto_map": {"AutoImageProcessor": "own.Images"}}})
+    ('own.Images',)
+    """
+    if isinstance(config, list):
+        return tuple(name for each in config for name in named_code(each))
+    if not isinstance(config, dict):
+        return ()
+    found = [
+        _strings(value) if key == "auto_map" else named_code(value)
+        for key, value in config.items()
+    ]
+    return tuple(name for names in found for name in names)
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return tuple(text for each in inner for text in _strings(each))

@@ -5,16 +5,16 @@ Never pickles, code, or a second copy of the weights. The weights are those that
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
-from runners.datasets.text import TextError, read_json, read_text
+from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import HubFile, Listing, read_file
-from runners.hub.repository import GGUF, GGUF_PART, MODULE, PICKLES
-from runners.hub.settings import HubSettings
+from runners.hub.repository import CONFIGS, GGUF, GGUF_PART, MODULE, PICKLES, named_code
+from runners.hub.settings import MODELSCOPE, HubSettings
 
 Weights = Literal["safetensors", "gguf"]
 INDEX, SINGLE, SUFFIX = "model.safetensors.index.json", "model.safetensors", ".safetensors"
@@ -35,7 +35,9 @@ ADAPTER = "adapter_model.safetensors"
 BESIDE = ("mmproj", "imatrix")  # GGUF files that are no language model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<at>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 SHOWN = 12
-OTHER_REPOSITORY = "--"  # between a repository and its module, in transformers' auto_map
+FOREIGN = "--"  # between another repository and its module, in transformers' auto_map
+MAX_CONFIG_BYTES_OF_TOKENIZERS = 16 * 2**20  # as jobs read them
+OTHERWISE = "choose a repository whose architecture the engine has itself, or its GGUF files"
 
 
 def needed_files(
@@ -57,13 +59,7 @@ def needed_files(
         HubError: pickle_only, remote_code, ambiguous, unusable, or absent: no such file or type.
     """
     if listing.needs_remote_code and not is_built_in and weights == "safetensors":
-        raise HubError(
-            "remote_code",
-            f"{shown(listing.repository, listing.revision)} needs code of its own (auto_map in "
-            "its config.json), which runs only where an administrator of the team has read and "
-            f"allowed it (slipway models code allow {code_key(listing)}): choose a repository "
-            "whose architecture the engine has itself, or its GGUF files",
-        )
+        raise HubError("remote_code", f"{_needs_code(listing)}, {_of_whom(listing)}: {OTHERWISE}")
     chosen = _gguf_files(listing, file) if weights == "gguf" else _safetensors(listing, shards)
     beside = (
         each
@@ -75,28 +71,80 @@ def needed_files(
 
 
 def code_key(listing: Listing) -> str:
-    """Return how an administrator names the code of a repository at a commit."""
+    """Return how an administrator names the code of a repository of Hugging Face at a commit."""
     return f"{listing.repository}@{listing.commit}"
 
 
-def code_files(listing: Listing, config: Mapping[str, Any]) -> tuple[HubFile, ...]:
-    """Return the modules beside a repository's config.json: its code, where that is allowed.
+def _needs_code(listing: Listing) -> str:
+    return (
+        f"{shown(listing.repository, listing.revision)} needs code of its own (auto_map in its "
+        "config.json)"
+    )
+
+
+def _of_whom(listing: Listing) -> str:
+    return (
+        "which runs only where an administrator of the team has read and allowed it (slipway "
+        f"models code allow {code_key(listing)})"
+    )
+
+
+def code_files(
+    listing: Listing, settings: HubSettings, trusted: Collection[str]
+) -> tuple[HubFile, ...]:
+    """Return the modules that a repository which needs code of its own runs: those beside config.
+
+    They are all of its code: the engines run what any of its configs names in auto_map, a
+    tokenizer's too, of which every module must be among them.
+    ``trusted``: the ``code_key`` of each repository whose code is allowed.
 
     Raises:
-        HubError: remote_code: the config names code of another repository, which no commit fixes.
+        HubError: remote_code: the code is not allowed, is of ModelScope or of another repository,
+            or there is none; unusable: a config is no JSON object; or any of ``read_file``.
     """
-    auto_map = config.get("auto_map")
-    for each in auto_map.values() if isinstance(auto_map, dict) else ():
-        for name in each if isinstance(each, list) else [each]:
-            if isinstance(name, str) and OTHER_REPOSITORY in name:
-                raise HubError(
-                    "remote_code",
-                    f"{shown(listing.repository, listing.revision)} names code of another "
-                    f"repository ({name[:120]}), which no commit fixes and which never runs here: "
-                    "choose a repository that has its own code, or none",
-                )
-    found = (each for each in listing.files if "/" not in each.path)
-    return tuple(each for each in found if each.path.endswith(MODULE))
+    if settings.hub == MODELSCOPE:
+        raise HubError(
+            "remote_code",
+            f"{_needs_code(listing)}, and code runs of the Hugging Face Hub's repositories alone: "
+            f"name it there if it has it, or {OTHERWISE}",
+        )
+    if code_key(listing) not in trusted:
+        raise HubError("remote_code", f"{_needs_code(listing)}, {_of_whom(listing)}: {OTHERWISE}")
+    for path in sorted(CONFIGS & listing.paths):
+        if name := next(
+            (each for each in _code_of(path, listing, settings) if FOREIGN in each), ""
+        ):
+            raise HubError(
+                "remote_code",
+                f"{shown(listing.repository, listing.revision, path)} names code of another "
+                f"repository ({name[:120]}), which no commit fixes and which never runs here: "
+                "choose a repository that has its own code, or none",
+            )
+    found = [each for each in listing.files if "/" not in each.path]
+    if not (modules := tuple(each for each in found if each.path.endswith(MODULE))):
+        raise HubError(
+            "remote_code",
+            f"{shown(listing.repository, listing.revision)} is allowed to run code of its own, "
+            f"but it has no {MODULE} file beside its config.json: {OTHERWISE}",
+        )
+    return modules
+
+
+def _code_of(path: str, listing: Listing, settings: HubSettings) -> tuple[str, ...]:
+    """Return the classes that a config of a repository names.
+
+    Raises:
+        HubError: unusable, if it is no JSON object; or any of ``read_file``.
+    """
+    requested = shown(listing.repository, listing.revision, path)
+    data = read_file(listing, path, settings, MAX_CONFIG_BYTES_OF_TOKENIZERS)
+    try:
+        document = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
+    except TextError as error:
+        raise HubError(
+            "unusable", f"{requested}: {error.of_file(path)}; choose another repository"
+        ) from None
+    return named_code(document)
 
 
 def readable_files(listing: Listing) -> tuple[HubFile, ...]:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -21,10 +22,10 @@ from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.links import of_host
-from runners.hub.listing import CONFIG, HubFile, Listing, look_up, read_config
+from runners.hub.listing import HubFile, Listing, look_up, read_config, with_code_stated
 from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import MODULE, RepositoryName
-from runners.hub.selection import code_files, code_key, exact_files, some
+from runners.hub.selection import code_files, exact_files, some
 from runners.hub.settings import (
     HUB_TOKEN,
     MODELSCOPE,
@@ -36,7 +37,7 @@ from runners.hub.settings import (
     usual_hub,
 )
 from runners.hub.splits import note_of, stored_split
-from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder
+from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder, stored_listing
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
 from runners.jobs.in_environment import STARTING, TERMINATED
@@ -133,9 +134,7 @@ class Fetching:
             on_progress=self._report,
             should_stop=self._stopped.is_set,
         )
-        if modules := [file.path for file in files if file.path.endswith(MODULE)]:
-            self._emitter.log(f"{name}: its own code runs, as allowed: {some(modules)}")
-            self.code_folders.append(folder)
+        self._runs([file for file in files if file.path.endswith(MODULE)], folder)
         self._emitter.log(f"{name} is complete in {folder}")
         mark_used(folder)
         names = [file.path for file in files]
@@ -145,6 +144,13 @@ class Fetching:
             note.parent.mkdir(mode=0o700, exist_ok=True)
             child.write_json(note, {"paths": names})
         return self._chosen(model, folder, names)
+
+    def _runs(self, code: Sequence[HubFile], folder: Path) -> None:
+        """Let the job run the code of a folder, if there is any, and say so."""
+        if code:
+            modules = some([file.path for file in code])
+            self._emitter.log(f"{folder}: its own code runs, as allowed: {modules}")
+            self.code_folders.append(folder)
 
     def _settings_of(self, model: HubModel | HubData) -> HubSettings:
         """Return the settings of the hub that has a model; data sets are Hugging Face's."""
@@ -165,30 +171,29 @@ class Fetching:
             listing = look_up_data(name, settings, LOOK_UP_SECONDS)
             return listing, data_files(listing, model.subset, model.split, settings)
         listing = look_up(name, settings, LOOK_UP_SECONDS)
-        if (
-            settings.hub == MODELSCOPE and CONFIG in listing.paths
-        ):  # its listing says nothing of it
-            has_code = bool(read_config(listing, settings).get("auto_map"))
-            listing = dataclasses.replace(listing, needs_remote_code=has_code)
-        is_built_in = listing.needs_remote_code and self._is_built_in(listing, settings)
-        code = () if is_built_in else self._allowed_code(listing, model, settings)
-        files = exact_files(
-            listing, model.weights, model.file, settings, is_built_in=is_built_in or bool(code)
-        )
+        listing = with_code_stated(listing, settings, LOOK_UP_SECONDS)
+        code = self._code_of(listing, model, settings)
+        # Whether the model runs at all is decided by now.
+        files = exact_files(listing, model.weights, model.file, settings, is_built_in=True)
         return listing, (*files, *code)
 
-    def _allowed_code(
+    def _code_of(
         self, listing: Listing, model: HubModel, settings: HubSettings
     ) -> tuple[HubFile, ...]:
-        """Return the modules of a repository that needs them, if they are allowed at its commit.
+        """Return the modules that a model runs, of a repository of the hub or of the cache.
+
+        None where transformers has the architecture, whose own code is then not run.
 
         Raises:
-            HubError: the code is of another repository.
+            HubError: it needs code of its own, and ``code_files`` has none that may run.
         """
-        is_needed = listing.needs_remote_code and model.weights == "safetensors"
-        if not is_needed or code_key(listing) not in self._trusted:
+        if not listing.needs_remote_code or model.weights != "safetensors":
             return ()
-        return code_files(listing, read_config(listing, settings))
+        from transformers import CONFIG_MAPPING
+
+        if read_config(listing, settings).get("model_type") in CONFIG_MAPPING:
+            return ()
+        return code_files(listing, settings, self._trusted)
 
     def _make_room(self, listing: Listing, missing_bytes: int) -> None:
         """Delete models by the host's rule, if it has one, where a download would break it."""
@@ -210,12 +215,6 @@ class Fetching:
             name = f"{model.repository}@{model.commit[:12]}"
             self._emitter.log(f"{name}, {model.bytes:,} bytes, was deleted by this host's rule")
 
-    def _is_built_in(self, listing: Listing, settings: HubSettings) -> bool:
-        """Return whether transformers has a model's architecture, whose own code is not run."""
-        from transformers import CONFIG_MAPPING
-
-        return read_config(listing, settings).get("model_type") in CONFIG_MAPPING
-
     def _stored(
         self, model: HubModel | HubData, error: HubError, settings: HubSettings
     ) -> FolderModel | DownloadedData:
@@ -224,10 +223,13 @@ class Fetching:
         if not error.is_out_of_reach or commit is None:
             raise error
         folder = snapshot_folder(self._settings, model.repository, commit)
+        listing = stored_listing(model.repository, commit, settings)
+        code: tuple[HubFile, ...] = ()
+        if isinstance(model, HubModel) and listing is not None:
+            code = self._code_of(listing, model, settings)
         self._emitter.log(f"{error}; the job uses {folder}, which is there")
         mark_used(folder)
-        if f"{model.repository}@{commit}" in self._trusted and any(folder.glob(f"*{MODULE}")):
-            self.code_folders.append(folder)
+        self._runs(code, folder)
         if isinstance(model, HubData):
             if names := stored_split(self._host_dir, model, commit, self._settings):
                 return self._chosen(model, folder, names)
@@ -343,7 +345,8 @@ def main() -> None:
     os.environ[MODEL_ROOTS_VARIABLE] = os.pathsep.join(filter(None, (roots, cache)))
     if fetching.code_folders:
         os.environ[CODE_FOLDERS_VARIABLE] = os.pathsep.join(map(str, fetching.code_folders))
-        os.environ["HF_MODULES_CACHE"] = str(Path(folder) / "modules")  # of this job alone
+        # Of this job on this host alone: hosts of a job may share the folder of its attempt.
+        os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules-", dir=folder)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execv(command[0], command)  # noqa: S606 - no shell: a list
 

@@ -1,10 +1,12 @@
 """Which files of a repository a job needs, and why others are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from runners.hub.errors import HubError
 from runners.hub.listing import HubFile, Listing
-from runners.hub.selection import exact_files, needed_files, shard_names
+from runners.hub.selection import code_files, code_key, exact_files, needed_files, shard_names
 from tests.hub.models import write_files
 from tests.runners.hub.conftest import REPOSITORY
 
@@ -95,6 +97,38 @@ def test_code_of_a_repository_never_runs_but_an_engine_may_have_the_architecture
     assert refused.value.kind == "remote_code"
     paths = [each.path for each in needed_files(found, "safetensors", is_built_in=True)]
     assert paths == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "words"),
+    [
+        ({"coded.py": ""}, {}, ""),
+        ({"coded.py": "", "tokenizer_config.json": '{"auto_map": ["own.Tokens", null]}'}, {}, ""),
+        ({"coded.py": ""}, {"hub": "modelscope"}, "code runs of the Hugging Face Hub's repositor"),
+        ({"inner/coded.py": ""}, {}, r"but it has no \.py file beside its config\.json"),
+        ({"tokenizer_config.json": '{"auto_map": ["evil/x--own.Tokens", null]}'}, {},
+         r"tokenizer_config.json' .* names code of another repository \(evil/x--own.Tokens\)"),
+        ({"processor_config.json": '{"image": {"auto_map": {"AutoImage": "evil/x--own.I"}}}'}, {},
+         "processor_config.json' .* names code of another"),
+        ({"preprocessor_config.json": "[]]"}, {}, "choose another repository"),
+    ],
+)  # fmt: skip
+def test_allowed_code_is_the_repositorys_own_of_every_config(
+    hub, settings, looked_up, files, changes, words
+):
+    own = {"config.json": '{"auto_map": {"AutoConfig": "coded.Config"}}'}
+    write_files(hub.folder / "acme/coded", {**own, **files})
+    found = looked_up("acme/coded")
+    settings = replace(settings, **changes)
+    if words:
+        with pytest.raises(HubError, match=words):
+            code_files(found, settings, [code_key(found)])
+    else:
+        assert [each.path for each in code_files(found, settings, [code_key(found)])] == [
+            "coded.py"
+        ]
+        with pytest.raises(HubError, match="slipway models code allow acme/coded@"):
+            code_files(found, settings, [f"acme/coded@{'a' * 40}"])
 
 
 def test_the_index_says_which_shards_are_the_model(hub, settings, looked_up):

@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from runners.datasets.records import Reader
 from runners.environments import builder
+from runners.hub.errors import HubError
 from runners.hub.settings import HubSettings
 from runners.hub.store import scan
-from runners.jobs.events import EVENT_FD_VARIABLE, read_events
-from runners.jobs.fetch import drop_credentials
+from runners.jobs.events import EVENT_FD_VARIABLE, Emitter, read_events
+from runners.jobs.fetch import Fetching, drop_credentials
 from runners.jobs.in_environment import drop_pip_variables
 from runners.jobs.train.sources import open_source
 from runners.jobspec import (
@@ -185,11 +187,12 @@ def test_a_model_of_modelscope_comes_from_there_with_its_token(tmp_path, hub):
 
 def test_code_comes_and_runs_only_where_it_is_allowed_at_that_commit(tmp_path, hub):
     commit, model = hub.commit("acme/coded"), HubModel(repository="acme/coded")
-    for trusted in ((), (f"acme/coded@{'a' * 40}",), (f"acme/tiny@{commit}",)):
+    for trusted in ((), (f"acme/coded@{'a' * 40}", f"acme/tiny@{commit}")):
         ended = Attempt(tmp_path, hub, model, trusted).run()
         assert f"slipway models code allow acme/coded@{commit}" in ended.stderr, trusted
     assert not list((tmp_path / "cache").rglob("*.py"))
 
+    places: set[Path] = set()
     for variables in ({}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):  # and then out of the cache
         attempt = Attempt(tmp_path, hub, model, (f"acme/coded@{commit}",))
         ended = attempt.run(**variables)
@@ -197,17 +200,42 @@ def test_code_comes_and_runs_only_where_it_is_allowed_at_that_commit(tmp_path, h
         folder = attempt.request.spec.model.path
         seen = json.loads(ended.stdout.splitlines()[-1])
         assert seen["SLIPWAY_CODE_FOLDERS"] == folder
-        assert seen["HF_MODULES_CACHE"] == str(attempt.folder / "modules")
+        modules = Path(seen["HF_MODULES_CACHE"])
+        assert (modules.parent, modules.is_dir()) == (attempt.folder, True)
+        assert modules not in places  # each start has its own
+        places.add(modules)
         assert {each.name for each in Path(folder).iterdir()} >= {"coded.py", "config.json"}
         assert not (Path(folder) / "x.bin").exists()
 
-    foreign = json.dumps(
-        {"model_type": "coded", "auto_map": {"AutoConfig": "evil/x--coded.Config"}}
-    )
-    (hub.folder / "acme/coded/config.json").write_text(foreign)
-    changed = f"acme/coded@{hub.commit('acme/coded')}"
-    ended = Attempt(tmp_path, hub, model, (changed,)).run()
-    assert "names code of another repository (evil/x--coded.Config)" in ended.stderr
+
+def test_without_the_hub_the_same_rules_hold_for_code(tmp_path, hub):
+    """The cache may have modules that another job, or another tool, was given."""
+    cache, commit = tmp_path / "cache", hub.commit("acme/coded")
+    key, model = f"acme/coded@{commit}", HubModel(repository="acme/coded")
+    (tmp_path / "attempts/one").mkdir(parents=True)
+
+    def place(*trusted: str, is_offline: bool = True) -> list[Path]:
+        settings = HubSettings(hub.url, cache, margin_bytes=0, is_offline=is_offline)
+        with closing(Emitter.from_environment()) as emitter:
+            made = Fetching(tmp_path / "attempts/one", settings, emitter, trusted)
+            made.place_of(model)
+        return made.code_folders
+
+    [folder] = place(key, is_offline=False)
+    assert place(key) == [folder]
+    with pytest.raises(HubError, match=f"slipway models code allow {key}"):
+        place(f"acme/coded@{'a' * 40}")
+    for config, words in (
+        ('{"auto_map": {"AutoConfig": "evil/x--coded.Config"}}', "another repository"),
+        ('{"model_type": "llama", "auto_map": {"AutoConfig": "coded.Config"}}', ""),
+    ):
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(config)
+        if words:
+            with pytest.raises(HubError, match=words):
+                place(key)
+        else:  # an architecture of transformers itself, whose modules here are not run
+            assert place(key) == []
 
 
 def test_of_gguf_files_the_job_sees_the_chosen_one_alone(tmp_path, hub):
