@@ -32,6 +32,7 @@ from runners.jobs.model_files import (
     some,
     weight_files,
 )
+from runners.jobs.own_code import separate_modules
 from runners.jobs.runtime import BadInputError
 
 # ---------------------------------------------------------------------------
@@ -570,6 +571,7 @@ def _config_by_own_code(folder: Path) -> PretrainedConfig:
     if not isinstance(reference, str):
         msg = f"cannot load {folder.name}: auto_map in its config.json names no {CAUSAL}"
         raise BadInputError(msg)
+    separate_modules()
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=True

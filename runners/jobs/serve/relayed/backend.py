@@ -15,7 +15,8 @@ import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.energy import GpuPeak, visible_sample
-from runners.jobs.model_files import opened_model, read_config, template_text
+from runners.jobs.model_files import opened_model, read_config, runs_code, template_text
+from runners.jobs.own_code import check_no_code, fill_modules
 from runners.jobs.runtime import BadInputError, Job, job_telemetry
 from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
 from runners.jobs.serve.endpoint import PeakUsage, serve
@@ -300,7 +301,8 @@ def model_paths(job: Job, spec: ServeSpec) -> ModelPaths:
     """Return a spec's files as private folders of opened files that a child process can read.
 
     Raises:
-        BadInputError: the model has no folder, or a file is not a regular file.
+        BadInputError: the model has no folder, a file is not a regular file, or a draft or adapter
+            names code beside a model whose own code runs.
         MissingModelError: a folder is missing or incomplete.
     """
     if not isinstance(spec.model, FolderModel | ArtefactModel):
@@ -317,6 +319,12 @@ def model_paths(job: Job, spec: ServeSpec) -> ModelPaths:
     }
     draft_spec = spec.engine_options.draft if spec.engine_options else None
     draft = opened_model(draft_spec.model, job.host_dir, owner=os.getpid()) if draft_spec else None
+    if runs_code(model):
+        for name, folder in adapters.items():
+            check_no_code(f"adapters: {name}", folder)
+        if draft and not runs_code(draft):
+            check_no_code("engine_options.draft", draft)
+        fill_modules(model)
     return ModelPaths(model, read_config(model / "config.json"), adapters, draft)
 
 
