@@ -30,7 +30,7 @@ from runners.hub.listing import (
 )
 from runners.hub.repository import COMMIT
 from runners.hub.selection import INDEX, MAX_INDEX_BYTES, needed_files, shard_names
-from runners.hub.settings import HubSettings
+from runners.hub.settings import MODELSCOPE, HubSettings
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
@@ -139,7 +139,8 @@ def _etag(path: Path, folder: Path) -> str:
 def resolve_offline(repository: str, revision: str, settings: HubSettings) -> str | None:
     """Return the commit in the cache that a revision stands for, None if there is none.
 
-    Without a revision it is what the cache calls main, or its only snapshot.
+    Without a revision it is what the cache calls main, or its only snapshot, unless that is of
+    another hub, whose repository of the same name may be another model.
     """
     folder = repository_folder(settings, repository)
     stated = revision or settings.main
@@ -151,20 +152,32 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
             return commit
     with contextlib.suppress(OSError):
         commits = [each.name for each in (folder / "snapshots").iterdir()]
-        if not revision and len(commits) == 1 and COMMIT.fullmatch(commits[0]):
+        is_only = len(commits) == 1 and COMMIT.fullmatch(commits[0])
+        if not revision and is_only and not _is_of_other_hub(repository, commits[0], settings):
             return commits[0]
     return None
 
 
+def _is_of_other_hub(repository: str, commit: str, settings: HubSettings) -> bool:
+    """Return whether names of another hub stand for a commit, and none of this one."""
+    hubs = {each.startswith(f"{MODELSCOPE}/") for each in _names(repository, commit, settings)}
+    return hubs == {settings.hub != MODELSCOPE}
+
+
 def revision_of(repository: str, commit: str, settings: HubSettings) -> str:
     """Return a branch or tag that stands for a commit in the cache, main first; "" if none."""
+    named = _names(repository, commit, settings)
+    return MAIN if MAIN in named else next(iter(named), "")
+
+
+def _names(repository: str, commit: str, settings: HubSettings) -> list[str]:
+    """Return the refs of the cache that stand for a commit, sorted."""
     refs = repository_folder(settings, repository) / "refs"
-    named = [
+    return [
         path.relative_to(refs).as_posix()
         for path in sorted(refs.rglob("*"))
         if path.is_file() and path.read_text("ascii", "replace").strip() == commit
     ]
-    return MAIN if MAIN in named else next(iter(named), "")
 
 
 def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
@@ -329,7 +342,8 @@ def unfinished_bytes(settings: HubSettings, repository: str) -> int:
 def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]) -> Path:
     """Give complete blobs their names in the snapshot of a commit, and return its folder.
 
-    Afterwards the branch or tag that was requested stands for the commit.
+    Afterwards the branch or tag that was requested stands for the commit; where a commit of
+    ModelScope was requested, a ref of its digits says whose it is.
     """
     folder = snapshot_folder(settings, listing.repository, listing.commit)
     folder.mkdir(parents=True, exist_ok=True)
@@ -339,9 +353,9 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
             path.parent.mkdir(parents=True, exist_ok=True)
             same = (folder / each.path for each in files if each.etag == file.etag)
             _link(next(each for each in (blob, *same) if _size(each) == file.size), path, settings)
-    if listing.revision:
+    if revision := listing.revision or (listing.commit if settings.hub == MODELSCOPE else ""):
         with contextlib.suppress(OSError):  # a complete cache may be there to be read only
-            ref = settings.ref(listing.revision)
+            ref = settings.ref(revision)
             _refer(repository_folder(settings, listing.repository), ref, listing.commit)
     return folder
 

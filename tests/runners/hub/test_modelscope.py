@@ -1,5 +1,6 @@
 """ModelScope as a second hub: commits, digests, resumption and errors as of the Hub."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,23 @@ def test_files_come_into_the_same_cache_under_their_commit(hub, settings, look):
     sent = hub.large_sent
     download(listing, files, settings)
     assert hub.large_sent == sent
+
+
+@pytest.mark.parametrize("at", ["", "@commit"])
+def test_the_only_snapshot_is_not_that_of_another_hub(hub, settings, look, at):
+    text = f"{REPOSITORY}{at.replace('commit', hub.commit(REPOSITORY))}"
+    theirs = replace(settings, hub="huggingface")
+    for own, other, found in (
+        (settings, theirs, look(f"ms://{text}")),
+        (theirs, settings, look_up(parse(REPOSITORY), theirs)),
+    ):
+        shutil.rmtree(settings.cache, ignore_errors=True)
+        download(found, exact_files(found, "safetensors", "", own), own)
+        assert resolve_offline(REPOSITORY, "", other) is None
+        assert resolve_offline(REPOSITORY, found.commit, own) == found.commit
+    (settings.repository_folder(REPOSITORY) / "refs/main").unlink()
+    for each in (settings, theirs):  # a copy, which states no hub
+        assert resolve_offline(REPOSITORY, "", each) == found.commit
 
 
 @pytest.mark.usefixtures("quick")
