@@ -202,8 +202,8 @@ def _names_without_format() -> dict[Words, str]:
 
 
 ADDRESS = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|modelscope\.(?:cn|ai)/models|ms:/"
-    r"|ollama\.com/library)/"
+    r"(?:ms:/|(?:https?://)?(?:www\.)?"
+    r"(?:huggingface\.co|hf\.co|modelscope\.(?:cn|ai)/models|ollama\.com/library))/"
     r"(?P<path>[^?#]+)(?:[?#].*)?",
     re.IGNORECASE,
 )

@@ -3,6 +3,7 @@
 Of models that part is a GGUF file or type, of data sets a split, also with its subset.
 """
 
+import os
 import re
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,11 +14,12 @@ from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError, PlannerError
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
-from runners.hub.settings import MODELSCOPE
+from runners.hub.settings import MODELSCOPE, modelscope_endpoint
 from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
 FIELD = "repository"
 MODELSCOPE_SCHEME = "ms://"
+SITES = ("modelscope.cn", "modelscope.ai")  # each with repositories of its own
 FORMS = (
     "org/name, org/name@revision, the address of its page on huggingface.co, for GGUF files "
     "org/name:Q4_K_M or org/name/file.gguf, or of ModelScope ms://org/name"
@@ -67,6 +69,8 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
         if host == MODELSCOPE_SCHEME:
             return replace(_of_plain(address["path"], text), hub=MODELSCOPE)
         if "modelscope" in host:
+            if (other := _other_site(host)) is not None:
+                raise _refused(text, other)
             path = address["path"].replace("/file/view/", "/blob/", 1)
             return replace(_of_page(path, text), hub=MODELSCOPE)
         return _of_page(address["path"], text)
@@ -77,6 +81,19 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
             "host, or of yours for `slipway models push`, or if a hub has it",
         )
     return _of_plain(name, text)
+
+
+def _other_site(host: str) -> str | None:
+    """Return why a page of ModelScope is not of the site that is asked, None if it is."""
+    site = next(each for each in SITES if each in host)
+    endpoint = modelscope_endpoint(os.environ)
+    asked = next((each for each in SITES if each in endpoint.lower()), SITES[0])  # or its mirror
+    if site == asked:
+        return None
+    return (
+        f"{site} is another site than {endpoint}, which has the models of ModelScope here: set "
+        f"MODELSCOPE_ENDPOINT=https://www.{site}, or give a page of that site"
+    )
 
 
 def _of_page(path: str, text: str) -> RepositoryName:

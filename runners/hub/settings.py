@@ -153,6 +153,11 @@ def usual_hub(variables: Mapping[str, str]) -> HubName:
     return MODELSCOPE if is_other else "huggingface"
 
 
+def modelscope_endpoint(variables: Mapping[str, str]) -> str:
+    """Return the address of ModelScope as it is stated, right or not, else the usual one."""
+    return variables.get("MODELSCOPE_ENDPOINT", "").strip() or modelscope.ENDPOINT
+
+
 def cache_folder(variables: Mapping[str, str]) -> Path:
     """Return the folder of the Hub's cache, by huggingface_hub's own rule."""
     home = variables.get("HOME", "") or "~"

@@ -67,6 +67,7 @@ REFUSED = {
     "https://ollama.com/library/org/name": "another library than the Hub",
     "ms://name": "'name' has no owner before a name",
     "https://example.org/org/name": "another site than the Hub",
+    "https://ms://org/name": "another site than the Hub",
 }
 
 
@@ -86,11 +87,25 @@ def test_modelscope_is_named_by_its_scheme_or_the_address_of_its_page():
         f"{pages}/files": "ms://org/name",
         f"{pages}/file/view/v2/sub/a.gguf?status=2": "ms://org/name@v2/sub/a.gguf",
         f"{pages}/resolve/v2/a.gguf": "ms://org/name@v2/a.gguf",
-        "modelscope.ai/models/org/name": "ms://org/name",
+        "modelscope.cn/models/org/name": "ms://org/name",
+        "MS://org/name": "ms://org/name",
     }.items():
         assert str(parse(text)) == expected, text
         assert parse(expected).hub == "modelscope", text
     assert parse("org/name").hub == ""
+
+
+def test_a_page_of_modelscope_is_of_the_site_that_is_asked(monkeypatch):
+    for endpoint, own, other in (
+        ("", "cn", "ai"), ("http://mirror.lan", "cn", "ai"),
+        ("https://www.modelscope.ai", "ai", "cn"),
+    ):  # fmt: skip
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", endpoint)
+        assert str(parse(f"modelscope.{own}/models/org/name")) == "ms://org/name"
+        with pytest.raises(
+            BadRequestError, match=f"set MODELSCOPE_ENDPOINT=https://www.m.*{other}"
+        ):
+            parse(f"https://modelscope.{other}/models/org/name/summary")
 
 
 def test_a_refusal_names_the_field_the_value_and_the_forms():
