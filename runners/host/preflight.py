@@ -466,7 +466,8 @@ def _sources(needs: Needs, place: HostState) -> Iterator[PreflightCheck]:
 def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[PreflightCheck]:
     """Check the model's folder, and show its size by its files, the planner and the engine."""
     if isinstance(model, HubModel):
-        yield preflight_hub.check(model, place.host_dir.path, place.config.min_free_bytes)
+        least = place.config.min_free_bytes
+        yield preflight_hub.check(model, place.host_dir.path, least, needs.trusted_code)
         return
     try:
         confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)

@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,18 @@ OUT_OF_REACH_MODEL = (
 )
 
 
-def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> PreflightCheck:
+def check(
+    model: HubModel | HubData,
+    host_dir: Path,
+    least_free_bytes: int,
+    trusted_code: Sequence[str] = (),
+) -> PreflightCheck:
     """Return whether a host can have a repository's files: there already, or to be downloaded.
 
-    ``least_free_bytes``: of the disk that stay free beside the download.
+    ``least_free_bytes``: of the disk that stay free beside the download. ``trusted_code``: the
+    repositories, as org/name@commit, whose own code may run.
     """
-    answer = _ask(model, host_dir)
+    answer = _ask(model, host_dir, trusted_code)
     name, problem = model.repository, printed(str(answer.get("problem", "")))
     title = "data" if isinstance(model, HubData) else "model"
     if answer.get("state") == "hub":
@@ -83,8 +89,10 @@ def _room(
 ) -> PreflightCheck:
     total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
+    code = f" {answer['code']}" * bool(answer.get("code"))
     if not missing:
-        return yes(title, f"{named} is in this host's cache.", total_bytes=float(total))
+        sentence = printed(f"{named} is in this host's cache.{code}")
+        return yes(title, sentence, total_bytes=float(total))
     cache = existing_folder(Path(str(answer["cache"])))
     free, needed = shutil.disk_usage(cache).free, missing + least_free_bytes
     figures = {"missing_bytes": float(missing), "free_bytes": float(free)}
@@ -101,7 +109,7 @@ def _room(
             " For that, this host's rule deletes the models that were not used for longest."
         )
     if free + prunable >= needed:
-        return yes(title, printed(sentence), **figures)
+        return yes(title, printed(f"{sentence}{code}"), **figures)
     remedy = (
         f"Free {size_text(needed - free)} there: {least_free_bytes / GIB:.1f} GiB of the disk "
         "stay free. Or set HF_HOME for the host's agent to a larger disk."
@@ -109,10 +117,11 @@ def _room(
     return no(title, printed(sentence), remedy, **figures)
 
 
-def _ask(model: HubModel | HubData, host_dir: Path) -> dict[str, Any]:
+def _ask(model: HubModel | HubData, host_dir: Path, trusted_code: Sequence[str]) -> dict[str, Any]:
     """Return the answer of a query process; a failure of the process is an answer too."""
     env, rule = launch.render_env(host_dir, 1) | launch.hub_env(), read_rule(host_dir)
     question = model.model_dump(exclude={"source"}) | {"seconds": HUB_SECONDS}
+    question |= {"trusted": list(trusted_code)}
     if isinstance(model, HubData):
         question |= {"host_dir": str(host_dir)}
     if rule.keep_bytes is not None:

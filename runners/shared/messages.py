@@ -288,6 +288,7 @@ class Needs(Message):
     ports: tuple[int, ...] = ()  # ports that it listens on
     compiles: bool = False  # it compiles kernels at start
     resume_from: str = ""  # an ended job whose checkpoint it goes on from
+    trusted_code: tuple[str, ...] = Field(default=(), max_length=16)  # as of RunRequest
 
 
 class PreflightCheck(Message):

@@ -21,14 +21,16 @@ from runners.jobspec import HubData, HubModel
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs, PreflightCheck
 from tests.hub.hub_server import Hub
-from tests.hub.models import make_data_sets
+from tests.hub.models import make_data_sets, write_files
 
 MODEL = HubModel(repository="acme/tiny")
 
 
-def said(host_dir: HostDir, model: HubModel = MODEL, **config: int) -> PreflightCheck:
+def said(
+    host_dir: HostDir, model: HubModel = MODEL, trusted: tuple[str, ...] = (), **config: int
+) -> PreflightCheck:
     place = HostState(host_dir, HostConfig(**config), (host_dir.models,))
-    checks = run_checks(Needs(kind="generate", model=model), place)
+    checks = run_checks(Needs(kind="generate", model=model, trusted_code=trusted), place)
     return next(check for check in checks if check.name == "model")
 
 
@@ -76,6 +78,20 @@ def test_each_hindrance_is_named_with_its_way_out(
     check = said(host_dir, MODEL.model_copy(update=model), min_free_bytes=0)
     assert check.ok is is_fit, check
     assert words in f"{check.sentence} {check.remedy}"
+
+
+def test_a_model_with_code_of_its_own_is_told_before(host_dir, own_hub: Hub):
+    coded = {"config.json": '{"auto_map": {"AutoConfig": "coded.C"}}', "model.safetensors": 2**20}
+    write_files(own_hub.folder / "acme/coded", {**coded, "coded.py": "x" * 2**19})
+    key = f"acme/coded@{own_hub.commit('acme/coded')}"
+    for trusted, size, words in (
+        ((), "1.0 MiB", rf"the job will fail: .* code allow {key}"),
+        ((key,), "1.5 MiB", r"Its own code is allowed: coded\.py\."),
+    ):
+        check = said(host_dir, HubModel(repository="acme/coded"), trusted, min_free_bytes=0)
+        assert check.ok, check
+        assert f"{size}, is downloaded first" in check.sentence
+        assert re.search(words, check.sentence)
 
 
 def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(

@@ -291,6 +291,7 @@ def needs_of(attempt: Attempt) -> Needs:
             **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),
             "resume_from": spec.get("resume_from") or "",
+            "trusted_code": _trusted_code(attempt.job, attempt),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )

@@ -5,6 +5,7 @@ import pytest
 from runners.jobspec import EvaluateSpec, HubModel
 from tests.webapp.conftest import claim, client_of
 from webapp.accounts.models import Membership, Team
+from webapp.agents.dispatch import needs_of
 from webapp.audit.models import Event
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Attempt, Job
@@ -54,7 +55,11 @@ def test_a_claim_hands_on_what_is_allowed_at_that_time(job, team):
         model = HubModel(repository="acme/coded", revision=revision, hub=hub)
         spec = EvaluateSpec(model=model)
         Job.objects.filter(pk=job.pk).update(spec=spec.model_dump(mode="json"))
-        return claim(Attempt.objects.get(pk=job.current_attempt_id)).trusted_code
+        attempt = Attempt.objects.get(pk=job.current_attempt_id)
+        before = needs_of(attempt).trusted_code  # for the host's preflight
+        claimed = claim(attempt).trusted_code
+        assert before == claimed
+        return claimed
 
     assert handed() == ()
     row = code_allow(team=team, name=KEY, reason="", by="olga")
