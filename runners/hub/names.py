@@ -47,7 +47,7 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
             message.
 
     >>> parse("https://huggingface.co/Qwen/Qwen3-8B/tree/main")
-    RepositoryName(repository='Qwen/Qwen3-8B', revision='main', file='')
+    RepositoryName(repository='Qwen/Qwen3-8B', revision='main', file='', hub='')
     >>> str(parse("hf.co/unsloth/Qwen3-8B-GGUF:Q4_K_M"))
     'unsloth/Qwen3-8B-GGUF:Q4_K_M'
     """
