@@ -89,7 +89,7 @@ def _room(
 ) -> PreflightCheck:
     total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
-    code = f" {answer['code']}" * bool(answer.get("code"))
+    code = f" {words}" if (words := answer.get("code")) else ""
     if not missing:
         sentence = printed(f"{named} is in this host's cache.{code}")
         return yes(title, sentence, total_bytes=float(total))
