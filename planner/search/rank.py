@@ -402,8 +402,8 @@ def as_plan(
     On a mixed cluster, ``apart`` has the best estimate on each other subset of nodes, by name.
     """
     fields = {name: getattr(estimate, name) for name in Estimate.model_fields}
-    rollout, pinned = estimate.strategy.rollout, question.request.pins.rollout
-    generated = (generator_reason(rollout, pinned, question.device),) if rollout else ()
+    rollout, request = estimate.strategy.rollout, question.request
+    generated = (generator_reason(rollout, request, question.device),) if rollout else ()
     others = _other_node_reasons(estimate, question, apart or {})
     return PlannedStrategy(
         **fields,

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from planner.specs.base import JsonObject, OperatorClass, SparseSpec
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec, NamedModel
+from planner.specs.on_policy import JobPin
 from planner.specs.workload import ServeWorkload, Strategy, Workload
 
 # Predicted and measured figures, and the calibration factors computed from them.
@@ -407,6 +408,12 @@ class PlanRequest(SparseSpec):
     )
     pins: Strategy = Field(
         default_factory=Strategy, description="Parts of the strategy that are fixed"
+    )
+    job_pins: tuple[JobPin, ...] = Field(
+        default=(),
+        max_length=1,
+        description="Which of the pins nobody stated, as they are what jobs of the host do; "
+        "no figure depends on it",
     )
     top: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5, description="How many plans to return"

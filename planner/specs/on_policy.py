@@ -20,6 +20,8 @@ Sleep = Literal["none", "generator", "both"]
 OWN_ENGINE = "transformers"  # the trainer's own model generates: no copy, and no share of memory
 WIDTHS = ("bf16", "fp16", "fp8")  # in which the engines of completions load a policy
 
+JobPin = Literal["rollout.engine"]
+ROLLOUT_ENGINE: JobPin = "rollout.engine"
 GENERATED_BY = "completions by "  # begins the reason of a plan that says which engine, and why
 ALL_GENERATE = "all devices generate in turn"
 ASLEEP = {"none": "", "generator": "generator sleeps", "both": "generator and trainer sleep"}

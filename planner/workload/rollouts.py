@@ -6,8 +6,8 @@ from typing import NoReturn
 from planner.catalog.engines import Engine
 from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import EstimateRequest
-from planner.specs.on_policy import GENERATED_BY, OWN_ENGINE, RolloutSpec
+from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.specs.on_policy import GENERATED_BY, OWN_ENGINE, ROLLOUT_ENGINE, RolloutSpec
 from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 
@@ -89,11 +89,13 @@ def rollout_warnings(setting: Setting) -> Iterator[str]:
         )
 
 
-def generator_reason(rollout: RolloutSpec, pinned: RolloutSpec | None, device: DeviceSpec) -> str:
+def generator_reason(rollout: RolloutSpec, request: PlanRequest, device: DeviceSpec) -> str:
     """Return which engine generates the completions of a plan, and why."""
-    stated = pinned.engine if pinned else None
-    if stated:
-        why = "as pins.rollout.engine states"
+    pinned = request.pins.rollout
+    if ROLLOUT_ENGINE in request.job_pins:
+        why = "as jobs here do"
+    elif pinned and pinned.engine:
+        why = f"as pins.{ROLLOUT_ENGINE} states"
     elif rollout.engine == OWN_ENGINE:
         why = f"no server of completions is planned on {device.name or device.id}"
     else:

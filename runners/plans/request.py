@@ -10,7 +10,7 @@ from typing import Any
 from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
-from planner.specs.on_policy import OWN_ENGINE, RolloutSpec
+from planner.specs.on_policy import OWN_ENGINE, ROLLOUT_ENGINE, JobPin, RolloutSpec
 from planner.specs.units import GIB
 from planner.specs.workload import (
     CompressWorkload,
@@ -73,6 +73,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             what is pinned with the options; ``field`` is the document's.
     """
     with naming_the_field():
+        pins = _pins(document, surroundings)
         return PlanRequest(
             model=surroundings.model,
             repository=stated_repository(document.model),
@@ -86,7 +87,8 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             ),
             objective=document.objective,
             constraints={**_memory_limit(document.hardware), **target_limits(document)},
-            pins=_pins(document, surroundings),
+            pins=pins,
+            job_pins=_job_pins(document, pins),
             top=ALTERNATIVES,
             host_calibration=surroundings.calibration,
         )
@@ -223,6 +225,13 @@ def _rollout_of_jobs(pinned: RolloutSpec | None) -> RolloutSpec:
     """Return where a job generates answers: by the trained weights, unless a person pins else."""
     stated = pinned.stated if pinned else {}
     return RolloutSpec(**{"engine": OWN_ENGINE, **stated})
+
+
+def _job_pins(document: PlanDocument, pins: Strategy) -> tuple[JobPin, ...]:
+    """Return which of the pins a person left to the job."""
+    stated, found = document.pins.rollout, pins.rollout
+    is_stated = stated is not None and stated.engine is not None
+    return (ROLLOUT_ENGINE,) if found and found.engine and not is_stated else ()
 
 
 def _compressed_dtype(model: str | dict[str, Any]) -> str | None:

@@ -242,7 +242,7 @@ def _start_and_engines(answer: PlanAnswer, document: PlanDocument) -> str:
     words = (
         start_words(answer) or engine_words(document),
         compared_words(answer),
-        generator_words(document, answer),
+        generator_words(answer),
     )
     return " ".join(filter(None, words))
 

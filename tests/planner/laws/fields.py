@@ -120,6 +120,7 @@ DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "repository": _choice("acme/tiny"),
     "constraints": _bounds,
     "hardware_options": _clusters,
+    "job_pins": _choice((), ("rollout.engine",)),
     "host": _choice("alpha"),
     "digest": _choice("0f"),
     "factors": _factors,

@@ -14,7 +14,9 @@ from planner.specs.estimate import (
     PlannedStrategy,
     PlanRequest,
 )
+from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import ServeWorkload, Strategy
+from planner.workload.rollouts import generator_reason
 from runners.jobspec import FolderModel
 from runners.plans.document import PLANS, PlanDocument
 from runners.plans.fields import shown_of
@@ -114,16 +116,29 @@ def test_a_supervised_training_by_trl_is_planned_for_one_device_of_its_engine():
 
 def test_answers_are_generated_as_a_job_does_on_a_host_and_left_open_for_catalog_hardware():
     rewarded = {"objective": "grpo", "reward_function": "exact_match"}
-    for where, pinned, engine in [
-        (HOST, None, "transformers"),
-        (HOST, {"sleep": "generator"}, "transformers"),  # which the planner refuses by name
-        (HOST, {"engine": "vllm"}, "vllm"),  # which the launch refuses by name
-        (CATALOG, None, None),
+    by_job, by_person = "as jobs here do", "as pins.rollout.engine states"
+    for where, pinned, engine, why in [
+        (HOST, None, "transformers", by_job),
+        (
+            HOST,
+            {"sleep": "generator"},
+            "transformers",
+            by_job,
+        ),  # which the planner refuses by name
+        (HOST, {"engine": "transformers"}, "transformers", by_person),
+        (HOST, {"engine": "vllm"}, "vllm", by_person),  # which the launch refuses by name
+        (CATALOG, None, None, "no engine is pinned, and on GPUs a server generates"),
+        (CATALOG, {"engine": "sglang"}, "sglang", by_person),
     ]:
         pins = {"rollout": pinned} if pinned else {}
         found = planner_request("finetune", rewarded, where, pins=pins)
         rollout = found.pins.rollout
         assert (rollout.engine if rollout else None) == engine, (where, pinned)
+        planned = RolloutSpec(engine=engine or "vllm")
+        assert generator_reason(planned, found, get_device("h100-sxm5-80gb")).endswith(why), (
+            where,
+            pinned,
+        )
         assert found.workload.generator is None
     for named in ("colocated", "separate"):
         found = planner_request("finetune", rewarded | {"generator": named}, CATALOG)

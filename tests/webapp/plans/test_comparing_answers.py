@@ -59,9 +59,9 @@ REWARDED = {
 
 def test_a_page_says_which_engine_generates_answers_and_why(alice, host):
     for hardware, said in [
-        (H200S, "by vLLM, the usual engine on GPUs; a job of Slipway generates with the trained"),
-        ({"device": "apple-m4-max-128gb"}, "process (transformers), for no server of answers"),
-        ({"host": host.pk}, "(transformers), as the job does."),
+        (H200S, "Completions by vllm: no engine is pinned, and on GPUs a server generates; a job of"),
+        ({"device": "apple-m4-max-128gb"}, "the trainer's own model: no server of completions is planned on"),
+        ({"host": host.pk}, "Completions by transformers, the trainer's own model: as jobs here do."),
     ]:  # fmt: skip
         found = planned(alice, REWARDED, hardware, "demo")
         best = found["answer"]["plans"][0]
