@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.launchers import slurm_commands, slurm_nodes
+from runners.launchers import slurm_commands, slurm_end, slurm_nodes
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.scheduler import SchedulerLauncher
 from runners.launchers.slurm_commands import SlurmJob
@@ -65,7 +65,7 @@ class SlurmLauncher(SchedulerLauncher):
 
     def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document, also with the program that says why Slurm ended the job."""
-        explain_kill = [sys.executable, "-m", slurm_commands.__name__]
+        explain_kill = [sys.executable, "-S", "-E", slurm_end.__file__]
         return {**super().adapt(document), "explain_kill": explain_kill}
 
     def inherited(self, document: Mapping[str, Any]) -> Sequence[str]:

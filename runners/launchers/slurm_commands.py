@@ -1,7 +1,4 @@
-"""Runs Slurm's command-line programs with a timeout, and parses their output.
-
-``python -m runners.launchers.slurm_commands``, run in a job, prints as what Slurm ends it.
-"""
+"""Runs Slurm's command-line programs with a timeout, and parses their output."""
 
 import getpass
 import json
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runners.launchers.scheduler import Phase, SchedulerError, SchedulerUnreachableError
+from runners.launchers.slurm_end import ENDED, read_fields
 from runners.shared.log_text import last_line, lines_of, shortened
 
 TIMEOUT_SECONDS = 20.0
@@ -41,8 +39,6 @@ class SlurmUnreachableError(SlurmError, SchedulerUnreachableError):
 
 _WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
                       "RESV_DEL_HOLD", "SPECIAL_EXIT"})  # fmt: skip
-_ENDED = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
-                    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})  # fmt: skip
 
 
 class SlurmJob(NamedTuple):
@@ -59,7 +55,7 @@ class SlurmJob(NamedTuple):
         """Return the job's phase; an unknown state counts as active."""
         if self.state in _WAITING:
             return Phase.WAITING
-        return Phase.ENDED if self.state in _ENDED else Phase.ACTIVE
+        return Phase.ENDED if self.state in ENDED else Phase.ACTIVE
 
 
 class Partition(NamedTuple):
@@ -317,11 +313,6 @@ def read_control(text: str) -> SlurmJob | None:
     )
 
 
-def read_fields(text: str) -> dict[str, str]:
-    """Return the NAME=VALUE fields of ``scontrol show ... --oneliner`` output."""
-    return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
-
-
 def partitions() -> list[Partition]:
     """Return the cluster's partitions.
 
@@ -351,26 +342,3 @@ def version() -> str:
         SlurmError: there is no answer.
     """
     return run("sinfo", "--version").strip().removeprefix("slurm ").removeprefix("slurm-wlm ")
-
-
-def read_end(text: str) -> str:
-    """Return the state in which Slurm ends a job, of ``scontrol show job --oneliner``, or "".
-
-    While the processes of a preempted job end it is ``COMPLETING``; a time tells why.
-
-    >>> read_end("JobId=7 JobState=COMPLETING PreemptTime=2026-12-01T03:25:31")
-    'PREEMPTED'
-    >>> read_end("JobId=7 JobState=RUNNING PreemptTime=None")
-    ''
-    """
-    fields = read_fields(text)
-    if fields.get("PreemptTime", "None") != "None":
-        return "PREEMPTED"
-    state = fields.get("JobState", "")
-    return state if state in _ENDED else ""
-
-
-if __name__ == "__main__":
-    number = os.environ["SLURM_JOB_ID"]
-    if state := read_end(run("scontrol", "show", "job", number, "--oneliner")):
-        print(f"Slurm ended job {number} as {state}")  # noqa: T201 - what it is for

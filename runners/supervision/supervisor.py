@@ -22,6 +22,7 @@ from typing import Any
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from runners.shared.log_text import last_line
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
 from runners.shared.timing import (
@@ -193,6 +194,7 @@ class Supervisor:
         else:
             ending = self._ending(self.exit_status)
             if classify(ending) is Reason.KILLED_EXTERNALLY:
+                child.remove_secrets(self.folder)  # whoever ended it may kill this too, and soon
                 self._ask_who_ended_it()
             self._write_end(ending)
 
@@ -321,8 +323,11 @@ class Supervisor:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._log(f"who ended it is not known: {type(error).__name__}")
+            self._log(f"who ended it is not known: {error}")
             return
+        if done.returncode:
+            why = last_line(done.stderr) or f"exit status {done.returncode}"
+            self._log(f"who ended it is not known: {why}")
         if said := done.stdout.strip():
             self._log(said)
             self.last_lines.feed(f"\n{said}\n".encode())

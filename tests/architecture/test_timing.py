@@ -25,7 +25,7 @@ LAWS = (
     (("LOCK_PROBE_SECONDS",), ("SUPERVISOR_END_SECONDS",), "a probe is shorter than what it may delay"),
     (("STOP_GRACE_SECONDS", "SUPERVISOR_END_SECONDS"), ("STOP_ALL_SECONDS",), "whoever stops all waits for the kill and the record"),
     (("BEAT_SECONDS", "STOP_GRACE_SECONDS"), ("PEERS_STOP_SECONDS",), "a stop reaches every host, with its grace, before a peer gives up"),
-    (("STOP_GRACE_SECONDS", "OUTPUT_DRAIN_SECONDS"), ("SCHEDULER_END_MARGIN_SECONDS",), "the supervisor ends a job before Slurm does"),
+    (("STOP_GRACE_SECONDS", "OUTPUT_DRAIN_SECONDS", "EXPLAIN_KILL_SECONDS"), ("SCHEDULER_END_MARGIN_SECONDS",), "the supervisor ends a job before Slurm does"),
     (("PONG_WAIT_SECONDS",), ("PONG_LIFETIME_SECONDS",), "an answer lives until it is read"),
     (("WORKER_PING_SECONDS", "CLOCK_SKEW_SECONDS"), ("DOORBELL_LIFETIME_SECONDS",), "a doorbell lives until the next one"),
     (("STREAM_PING_SECONDS", "STREAM_PING_SECONDS"), ("CLIENT_SILENCE_SECONDS",), "one lost ping ends no stream"),

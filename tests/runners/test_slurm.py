@@ -1,6 +1,7 @@
 """What Slurm's programs print, recorded from 22.05.8, and what the launcher concludes from it."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -233,6 +234,36 @@ def test_a_refusal_is_told_in_slurms_words_and_its_absence_says_so(tmp_path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmUnreachableError, match="sinfo is not installed here"):
         slurm_commands.partitions()
+
+
+def test_a_node_without_this_package_says_as_what_slurm_ends_its_job_or_why_it_does_not_know(
+    launcher, tmp_path
+):
+    argv = launcher.adapt({})["explain_kill"]
+    scontrol = tmp_path / "scontrol"
+    for script, printed, warned in [
+        (
+            "echo JobId=$3 JobState=COMPLETING PreemptTime=now",
+            "Slurm ended job 7 as PREEMPTED",
+            "",
+        ),
+        ("echo JobId=$3 JobState=CANCELLED", "Slurm ended job 7 as CANCELLED", ""),
+        (
+            "echo JobId=$3 JobState=RUNNING PreemptTime=None",
+            "",
+            "Slurm says that job 7 is RUNNING",
+        ),
+        ("echo slurm_load_jobs error: no >&2; exit 1", "", "slurm_load_jobs error: no"),
+        (None, "", "[Errno 2] No such file or directory: 'scontrol'"),
+    ]:
+        scontrol.unlink(missing_ok=True)
+        if script:
+            scontrol.write_text(f"#!/bin/sh\n{script}\n")
+            scontrol.chmod(0o755)
+        env = {"PATH": str(tmp_path), "SLURM_JOB_ID": "7"}
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, check=False)
+        found = (done.stdout.strip(), done.stderr.strip(), done.returncode)
+        assert found == (printed, warned, int(not printed)), script
 
 
 # What the launcher concludes from files and from Slurm's words, one case each.

@@ -225,14 +225,30 @@ def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
 
 
 def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attempts):
-    explain_kill = [sys.executable, "-c", "print('Slurm ended job 7 as PREEMPTED')"]
-    folder = attempts.start(code=FOREVER, explain_kill=explain_kill)
-    identity = child.read_json(folder.path / child.SUPERVISOR)
-    os.kill(identity["pid"], signal.SIGTERM)
-    attempts.wait(folder)
-    record = folder.exit_record()
-    assert record.reason is Reason.KILLED_EXTERNALLY
-    assert record.last_lines[-1] == "Slurm ended job 7 as PREEMPTED"
+    for at, (asked, last, logged) in enumerate(
+        [
+            (
+                "echo Slurm ended job 7 as PREEMPTED",
+                ("Slurm ended job 7 as PREEMPTED",),
+                "Slurm ended",
+            ),
+            ("echo no such job >&2; exit 1", (), "who ended it is not known: no such job\n"),
+        ]
+    ):
+        folder = attempts.make(f"{attempts.first_id}-{at}", code=FOREVER)
+        secrets = folder.path / child.SECRETS
+        secrets.mkdir()
+        program = f"test -e {secrets} && exit 3; {asked}"  # deleted before anybody is asked
+        document = child.read_json(folder.path / child.LAUNCH)
+        document["explain_kill"] = ["/bin/sh", "-c", program]
+        child.write_json(folder.path / child.LAUNCH, document)
+        assert launch.start_supervisor(folder.path) == supervisor.STARTED
+        os.kill(child.read_json(folder.path / child.SUPERVISOR)["pid"], signal.SIGTERM)
+        attempts.wait(folder)
+        record = folder.exit_record()
+        assert record.reason is Reason.KILLED_EXTERNALLY
+        assert record.last_lines[-1:] == last
+        assert any(body["text"].startswith(logged) for body in bodies(folder, "log")), logged
 
 
 def test_an_attempt_that_a_scheduler_runs_again_goes_on_in_its_folder(attempts):
