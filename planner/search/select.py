@@ -346,12 +346,17 @@ def pareto_rows(values: Numbers) -> Rows:
     """Return the indices of the non-dominated rows, in lexicographic order.
 
     The row with the smallest normalised sum cannot be dominated. It is kept, the rows that it
-    dominates are dropped, and the step repeats.
+    dominates are dropped, and the step repeats. Finite values are normalised to [0, 1], infinite
+    ones to -1 and 2.
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
-    low, high = values.min(axis=0), values.max(axis=0)
-    sums = ((values - low) / np.where(high > low, high - low, 1.0)).sum(axis=1)
+    is_finite = np.isfinite(values)
+    low = values.min(axis=0, where=is_finite, initial=np.inf)
+    high = values.max(axis=0, where=is_finite, initial=-np.inf)
+    low = np.where(is_finite.any(axis=0), low, 0.0)
+    normalised = (values - low) / np.where(high > low, high - low, 1.0)
+    sums = normalised.clip(-1.0, 2.0).sum(axis=1)
     remaining, pivots = np.arange(len(values)), []
     while len(remaining):
         own = sums[remaining]

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner import api
@@ -229,11 +229,14 @@ def _assert_same(part, row):
     assert energy == pytest.approx(estimate.energy_joules_per_token, rel=1e-9)
 
 
-POINTS = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30)
+INF = float("inf")
+COORDINATES = st.sampled_from((-INF, 0, 1, 2, 3, 4, INF))
+POINTS = st.lists(st.tuples(*[COORDINATES] * 3), min_size=1, max_size=30)
 
 
 @settings(max_examples=200, deadline=None)
 @given(points=POINTS)
+@example(points=[(1, INF, 0), (2, 1, 0), (3, 3, 0)])
 def test_the_skyline_is_what_nothing_dominates_and_no_point_twice(points):
     values = np.array(points, dtype=float)
     kept = [tuple(values[row]) for row in pareto_rows(values)]
