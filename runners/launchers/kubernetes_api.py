@@ -174,7 +174,8 @@ class Api:
     def local_queues(self) -> list[dict[str, Any]]:
         """Return Kueue's queues of the namespace, in the version that the server prefers.
 
-        Without Kueue there are none.
+        Without Kueue there are none. A server that states no preference has the first version.
+        Source: Kubernetes' API reference, APIGroup of meta/v1.
         """
         try:
             group = self.request("GET", f"/apis/{KUEUE}")
@@ -182,7 +183,7 @@ class Api:
             if error.status == NOT_FOUND:
                 return []
             raise
-        version = group["preferredVersion"]["groupVersion"]
+        version = (group.get("preferredVersion") or group["versions"][0])["groupVersion"]
         path = f"/apis/{version}/namespaces/{self._config.namespace}/localqueues"
         return list(self.request("GET", path)["items"])
 

@@ -128,8 +128,10 @@ class SchedulerFacts(Message):
         """Return how many GPUs the options give a job on a node; 0: they do not say."""
         if self.kind == "slurm":
             return gpus_of_gres(self.options.get("gres", ""))
-        # An extended resource has a domain in its name, and no other option has.
-        return sum(int(value) for name, value in self.options.items() if "/" in name)
+        # An extended resource has a domain in its name, and no other option has. An agent may
+        # report any text, and one that is no number says nothing.
+        told = [value for name, value in self.options.items() if "/" in name]
+        return sum(int(value) for value in told if re.fullmatch(r"[0-9]{1,6}", value))
 
     @property
     def offered(self) -> dict[SchedulerOption, tuple[str, ...] | None]:

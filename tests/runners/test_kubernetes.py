@@ -339,8 +339,13 @@ def test_what_a_host_reports_of_its_cluster(cluster, tmp_path, monkeypatch):
     active = {"conditions": [{"type": "Active", "status": "True"}]}
     cluster.queues = [named("night", status=stopped), named("team-b"), named("a", status=active)]
     cluster.classes = [named("system-node-critical"), named("low")]
-    facts = scheduler_facts(config)
-    assert facts.offered == {"queue": ("a", "team-b"), "priority_class": ("low",)}
+    for prefers in (True, False):
+        cluster.prefers_a_version = prefers
+        facts = scheduler_facts(config)
+        assert facts.offered == {"queue": ("a", "team-b"), "priority_class": ("low",)}, prefers
+    for text, gpus in (("8", 8), ("two", 0), ("", 0), ("9" * 5000, 0)):
+        options = {"nvidia.com/gpu": text, "image": "a/b"}
+        assert facts.model_copy(update={"options": options}).gpus_per_node == gpus, text[:9]
     forbidden = [told((403, f"{each} is forbidden")) for each in ("nodes", "queues", "classes")]
     cluster.answers = [(200, {"gitVersion": "v1.35"}), (200, {"items": []}), *forbidden]
     facts = scheduler_facts(config)

@@ -98,6 +98,7 @@ class FakeCluster:
         self.started: list[Pod] = []
         self.events: dict[str, str] = {}  # a Job's last warning, by its name
         self.queues: list[dict[str, Any]] = []  # none: without Kueue
+        self.prefers_a_version = True
         self.classes: list[dict[str, Any]] = []
         self.is_holding = False
         self.answers: list[tuple[int, Any] | str] = []
@@ -198,7 +199,9 @@ class FakeCluster:
         }
         if self.queues:
             version = {"groupVersion": "kueue.x-k8s.io/v1beta2"}
-            answers["GET", "kueue.x-k8s.io"] = lambda: {"preferredVersion": version}
+            group = {"name": "kueue.x-k8s.io", "versions": [version]}
+            preferred = {"preferredVersion": version} if self.prefers_a_version else {}
+            answers["GET", "kueue.x-k8s.io"] = lambda: group | preferred
             answers["GET", "localqueues"] = lambda: {"items": self.queues}
         if (method, kind) == ("POST", "jobs"):
             return self.create(body)
