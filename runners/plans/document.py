@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from planner.specs.base import refuse
 from planner.specs.estimate import Objective
 from planner.specs.workload import Strategy
 from runners.jobspec.base import LONGEST_NAME, NAME_LENGTH, DataParallel
@@ -232,6 +233,27 @@ class PlanDocument(Part):
         description="How POST /jobs and `slipway launch -f` start the plan",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_engine(cls, values: object) -> object:
+        """Refuse the engine of a workload, which ``old_names`` could not read as the hardware's.
+
+        Raises:
+            ValueError: names both.
+        """
+        parts = values if isinstance(values, Mapping) else {}
+        workload, hardware = parts.get("workload"), parts.get("hardware")
+        stated = workload.get("engine") if isinstance(workload, Mapping) else None
+        chosen = hardware.get("engine") if isinstance(hardware, Mapping) else None
+        beside = f", and hardware.engine is {str(chosen)[:LONGEST_NAME]!r}" if chosen else ""
+        if stated is not None:
+            refuse(
+                "workload.engine",
+                f"workload.engine is {str(stated)[:LONGEST_NAME]!r}{beside}: state the engine as "
+                "hardware.engine alone, and leave workload.engine out",
+            )
+        return values
+
     @property
     def is_training(self) -> bool:
         """Return whether the goal is a training."""
@@ -336,10 +358,10 @@ def read_stored(draft: Mapping[str, Any]) -> PlanDocument:
     except ValidationError as error:
         first = faults_in(error)[0]
         path = first.path[1:] or ("goal",)
+        shown = "" if isinstance(first.given, Mapping) else f" (it is {str(first.given)[:40]})"
         raise DraftProblem(
             f"The stored plan's {'.'.join(path)} is not valid today: "
-            f"{first.sentence.rstrip('.')} (it is {str(first.given)[:40]}). Choose Edit, "
-            "and set it.",
+            f"{first.sentence.rstrip('.')}{shown}. Choose Edit, and set it.",
             path[-1],
             path=path,
         ) from error

@@ -92,49 +92,50 @@ def read_document(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
         return values
     readers = {"workload": read_workload, "pins": _read_pins, "launch": read_launch}
     read = {name: readers.get(name, _same)(value) for name, value in values.items()}
-    return read if _trainers_differ(read) else with_one_trainer(read)
+    return with_one_trainer(read)
 
 
 # A trainer was stated in ``workload.engine`` too: value there -> that of ``hardware.engine``.
 TRAINERS = {"slipway": "torch", "trl": "trl"}
+# What ``hardware.engine`` may be from another goal; it did not count for a training.
+OF_ANSWERS = (
+    "auto", "vllm", "sglang", "tensorrt_llm", "llama_cpp", "ik_llama_cpp", "ktransformers",
+    "exllamav2", "flexgen", "gpt_fast",
+)  # fmt: skip
 
 
 def with_one_trainer(document: Mapping[str, Any]) -> Values:
     """Return a document whose hardware alone names its trainer, else the workload's.
 
-    In a stored draft, the workloads of other goals under ``wizard`` lose theirs too.
+    A workload's trainer that contradicts that of the hardware, or is none, is left: a document
+    with it is refused by the field's name. In a stored draft, the workloads of other goals under
+    ``wizard`` lose theirs, which say nothing of this goal's engine.
     """
-    found, stated = dict(document), []
-
-    def rest(workload: object) -> object:
-        if not isinstance(workload, Mapping) or "engine" not in workload:
-            return workload
-        stated.append(str(workload["engine"]))
-        return {name: value for name, value in workload.items() if name != "engine"}
-
-    if "workload" in found:
-        found["workload"] = rest(found["workload"])
+    found = dict(document)
     wizard = found.get("wizard")
     if isinstance(wizard, Mapping) and isinstance(wizard.get("others"), Mapping):
-        others = {goal: rest(workload) for goal, workload in wizard["others"].items()}
+        others = {goal: _without_engine(each) for goal, each in wizard["others"].items()}
         found["wizard"] = {**wizard, "others": others}
-    engine = next((TRAINERS[name] for name in stated if name in TRAINERS), None)
-    hardware = found.get("hardware") or {}
-    if engine and isinstance(hardware, Mapping) and not hardware.get("engine"):
+    workload, hardware = found.get("workload"), found.get("hardware") or {}
+    if not isinstance(workload, Mapping) or "engine" not in workload:
+        return found
+    stated = workload["engine"]
+    if stated is not None:
+        engine = TRAINERS.get(str(stated))
+        is_training = found.get("goal", "finetune") == "finetune"
+        if engine is None or not is_training or not isinstance(hardware, Mapping):
+            return found
+        if hardware.get("engine") not in (None, "", engine, *OF_ANSWERS):
+            return found
         found["hardware"] = {**hardware, "engine": engine}
+    found["workload"] = _without_engine(workload)
     return found
 
 
-def _trainers_differ(document: Mapping[str, Any]) -> bool:
-    """Return whether a document states two trainers, or one that there is not.
-
-    It is then left as it is, so that the field is refused by its name.
-    """
-    workload, hardware = document.get("workload"), document.get("hardware")
-    stated = workload.get("engine") if isinstance(workload, Mapping) else None
-    chosen = hardware.get("engine") if isinstance(hardware, Mapping) else None
-    engine = TRAINERS.get(str(stated))
-    return stated is not None and (engine is None or chosen not in (None, engine))
+def _without_engine(workload: object) -> object:
+    if not isinstance(workload, Mapping):
+        return workload
+    return {name: value for name, value in workload.items() if name != "engine"}
 
 
 def _read_pins(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape

@@ -107,23 +107,29 @@ def test_the_names_of_before_the_first_release_are_read_as_those_of_today():
 def test_a_trainer_of_the_workload_is_read_as_the_engine_unless_the_two_contradict():
     for trainer, engine, read in [
         ("trl", None, "trl"), ("slipway", None, "torch"), (None, None, None),
-        (None, "megatron", "megatron"), ("trl", "trl", "trl"),
+        (None, "megatron", "megatron"), ("trl", "trl", "trl"), ("trl", "vllm", "trl"),
     ]:  # fmt: skip
         old = {"goal": "finetune", "workload": {"engine": trainer}, "hardware": {"engine": engine}}
         assert adapter().validate_python(read_document(old)).hardware.engine == read, old
         assert old["workload"] == {"engine": trainer}
-    for trainer, engine in [("trl", "torch"), ("slipway", "trl"), ("ours", None)]:
-        old = {"goal": "finetune", "workload": {"engine": trainer}, "hardware": {"engine": engine}}
-        with pytest.raises(ValidationError, match=r"workload\.engine"):
+    for goal, trainer, engine in [
+        ("finetune", "trl", "torch"), ("finetune", "slipway", "trl"), ("finetune", "ours", None),
+        ("finetune", "trl", "trll"), ("serve", "trl", None),
+    ]:  # fmt: skip
+        old = {"goal": goal, "workload": {"engine": trainer}, "hardware": {"engine": engine}}
+        with pytest.raises(ValidationError) as refused:
             adapter().validate_python(read_document(old))
-    # A stored draft keeps the engine that it was planned for, also of a goal that is not chosen.
+        (fault,) = faults_in(refused.value)
+        beside = f", and hardware.engine is '{engine}'" if engine else ""
+        assert fault.path == (goal, "workload", "engine")
+        assert f"workload.engine is '{trainer}'{beside}: state the engine as" in fault.sentence
+        with pytest.raises(DraftProblem, match=rf"engine is '{trainer}'.* out\. Choose Edit"):
+            read_stored(with_one_trainer(old))  # a migration drops neither
+    # The trainer of a goal that is not chosen says nothing of the engine of the chosen one.
     work = {"method": "lora", "engine": "trl"}
     stored = {"goal": "serve", "workload": {}, "wizard": {"others": {"finetune": work}}}
     moved = with_one_trainer(stored)
-    assert moved["wizard"]["others"]["finetune"] == {"method": "lora"}
-    assert moved["hardware"] == {"engine": "trl"}
-    both = {"goal": "finetune", "workload": work, "hardware": {"engine": "deepspeed"}}
-    assert with_one_trainer(both)["hardware"] == {"engine": "deepspeed"}
+    assert moved == {**stored, "wizard": {"others": {"finetune": {"method": "lora"}}}}
     assert with_one_trainer(moved) == moved
 
 
