@@ -72,7 +72,7 @@ from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import NamedRows, Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of, usual_points
-from webapp.plans.repositories import at_a_commit
+from webapp.plans.repositories import at_a_commit, hub_of
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
 from webapp.plans.verdict import closest_miss
@@ -498,7 +498,7 @@ def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
 
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
     """Return a spec that downloads with the team's token for each hub, if the team has one."""
-    hubs = {getattr(each, "hub", "") for each in hub_references(spec)}
+    hubs = {hub_of(each) for each in hub_references(spec)}
     names = {modelscope.TOKEN if each == MODELSCOPE else HUB_TOKEN for each in hubs}
     if not (lacking := names - set(spec.secrets)):
         return spec

@@ -18,6 +18,7 @@ from planner.specs.base import PlannerError
 from runners.hub.names import parse, reason_of
 from runners.hub.repository import COMMIT, RepositoryName
 from runners.hub.settings import (
+    HubName,
     HubSettings,
     HubSettingsError,
     from_environment,
@@ -113,6 +114,13 @@ def _read(name: RepositoryName, team: Team) -> Repository:
     return known
 
 
+def hub_of(named: HubModel | HubData) -> HubName:
+    """Return the hub that a job downloads from: of a model without one the site's usual one."""
+    if isinstance(named, HubData):
+        return "huggingface"
+    return named.hub or usual_hub(os.environ)
+
+
 def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     """Return a spec whose repositories are at the commit that the hub has now.
 
@@ -124,8 +132,8 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     def resolved(named: Reference) -> Reference:
         if not isinstance(named, HubModel | HubData):
             return named
-        if isinstance(named, HubModel) and not named.hub:  # the site's usual one, not the host's
-            named = named.model_copy(update={"hub": usual_hub(os.environ)})
+        if isinstance(named, HubModel) and not named.hub:
+            named = named.model_copy(update={"hub": hub_of(named)})
         if isinstance(named, HubModel) and COMMIT.fullmatch(named.revision):
             return named
         try:

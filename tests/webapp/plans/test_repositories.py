@@ -93,9 +93,11 @@ def test_modelscope_is_asked_for_its_names_with_its_own_token(
     assert (spec.model.repository, spec.model.hub) == ("acme/tiny", "modelscope")
     assert spec.secrets == ("MODELSCOPE_API_TOKEN",)
 
+    secret_store(team=team, name="HF_TOKEN", value="hf-0123456789", by=alice)
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")  # of the site: names without a hub
     job = plan_launch(plan=plan_of_hub(), by=alice)
     assert job.spec["model"]["hub"] == "modelscope"
+    assert job.spec["secrets"] == ["MODELSCOPE_API_TOKEN"]
 
 
 def test_what_a_name_says_of_the_weights_of_a_catalogs_model_is_kept(alice):
