@@ -62,8 +62,7 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
         with _locked():
             if _stamp().get(kind) != digest(packages):
                 _build(packages, kind)
-    if not all(path.exists() for path in scripts()):
-        write_scripts()
+    write_scripts()
     if Path(sys.prefix).resolve() != VENV.resolve():
         enter(arguments)
 
@@ -99,12 +98,14 @@ def scripts() -> dict[Path, str]:
 
 
 def write_scripts() -> None:
-    """Write the project's commands, which pip would write if it installed this folder."""
+    """Write the project's commands, which pip would write if it installed this folder.
+
+    One that is there already stays, unless it calls something else, as of a moved folder.
+    """
     for path, called in scripts().items():
         module, function = called.split(":")
         # A shebang line may neither be long nor have spaces, so that a shell starts Python.
-        path.write_text(
-            f"""#!/bin/sh
+        text = f"""#!/bin/sh
 '''exec' "{PYTHON}" "$0" "$@"
 ' '''
 import sys
@@ -112,10 +113,10 @@ import sys
 from {module} import {function}
 
 sys.exit({function}())
-""",
-            "utf-8",
-        )
-        path.chmod(0o755)
+"""
+        if not path.exists() or path.read_text("utf-8", "replace") != text:
+            path.write_text(text, "utf-8")
+            path.chmod(0o755)
 
 
 def requirements(*, with_tests: bool) -> list[str]:

@@ -177,7 +177,11 @@ def test_the_environment_has_the_commands_of_the_project(monkeypatch, tmp_path):
     venv.joinpath("bin").mkdir(parents=True)
     monkeypatch.setattr(environment, "VENV", venv)
     monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    venv.joinpath("bin", "slipway").write_text("#!/old/.venv/bin/python\n")  # of a moved folder
     environment.write_scripts()
+    written = venv.joinpath("bin", "slipway").stat()
+    environment.write_scripts()
+    assert venv.joinpath("bin", "slipway").stat() == written  # read, and not written again
     done = subprocess.run(
         [venv / "bin" / "slipway", "plan", "serve", "--help"],
         cwd="/", env={"PYTHONPATH": str(environment.ROOT)}, capture_output=True, text=True, check=True,
