@@ -74,8 +74,15 @@ def test_only_admins_change_the_page_and_everybody_sees_it(team, alice, olga):
     assert client_of(olga).post(f"{page}save/", body).status_code == 403
     Membership.objects.filter(user=olga).update(role="admin")
     admin = client_of(olga)
-    wrong = admin.post(f"{page}save/", {"model": "acme/coded"}, follow=True).content.decode()
-    assert "40 digits of the commit" in wrong
+    for sent, field in [
+        ({"model": "acme/coded", "reason": "read by olga"}, "model"),
+        ({"model": KEY, "reason": "x" * 301}, "reason"),
+        ({"model": "", "reason": "read by olga"}, "model"),
+    ]:
+        wrong = admin.post(f"{page}save/", sent)
+        form = wrong.context["form"]
+        assert (wrong.status_code, list(form.errors), form.data.dict()) == (422, [field], sent)
+        assert sent["reason"] in wrong.content.decode()  # nothing typed is lost
     assert (
         "and of no other commit" in admin.post(f"{page}save/", body, follow=True).content.decode()
     )
