@@ -75,7 +75,7 @@ from webapp.jobs.publishing import model_publish
 from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters
-from webapp.plans.repositories import UnreachableError, with_config
+from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
 from webapp.wizard.documents import form_problem
 from webapp.wizard.model_form import ModelNewForm
 
@@ -161,11 +161,17 @@ def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
     """
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
+    if body.config is None and body.repository is None:
+        words = "give the content of the model's config.json, or repository, which has one"
+        errors = [{"field": "config", "message": words}]
+        raise InvalidProblem("config", f"The field config is missing: {words}.", errors=errors)
     chosen = ModelChoice(source="config", config=body.config)
     if body.repository is not None:
         named = ModelChoice(source="hub", repository=body.repository, config=body.config)
         try:
             chosen = with_config(named, membership.team)
+        except RepositoryProblem as problem:  # whose field is that of a plan
+            raise RepositoryProblem(problem.sentence, "repository") from problem
         except UnreachableError as error:
             words = f"{error} Give its config.json too."
             raise InvalidProblem(

@@ -100,6 +100,18 @@ def test_modelscope_is_asked_for_its_names_with_its_own_token(
     assert job.spec["secrets"] == ["MODELSCOPE_API_TOKEN"]
 
 
+def test_a_model_of_the_team_is_refused_by_the_field_that_the_body_has(alice, own_hub: Hub):
+    for body, field, words in [
+        ({"repository": "acme/none"}, "repository", "The field repository is not valid: "),
+        ({"repository": "no name"}, "repository", "The field repository is not valid: "),
+        ({}, "config", "give the content of the model's config.json, or repository"),
+    ]:
+        reply = client_of(alice).post("/api/v1/models", {"name": "x"} | body, "application/json")
+        said = reply.json()
+        assert (reply.status_code, said["errors"][0]["field"]) == (422, field), said
+        assert words in said["detail"], said
+
+
 def test_what_a_name_says_of_the_weights_of_a_catalogs_model_is_kept(alice):
     for name, repository in {
         "ms://Qwen/Qwen3-0.6B": "ms://Qwen/Qwen3-0.6B",
