@@ -4,14 +4,8 @@ import getpass
 from collections.abc import Iterator, Mapping, Sequence
 
 from runners.launchers.scheduler import read_or_note
-from runners.launchers.slurm_commands import (
-    Partition,
-    SlurmError,
-    partitions,
-    read_fields,
-    run,
-    version,
-)
+from runners.launchers.slurm_commands import Partition, SlurmError, partitions, run, version
+from runners.launchers.slurm_end import read_fields
 from runners.shared.facts import (
     AccountFacts,
     PartitionFacts,
