@@ -346,7 +346,7 @@ PASSED = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR")
 PREFIXES = ("PIP_",)
 _CAUSES = (
     (
-        r"No space left on device",
+        r"No space left on device|Disk quota exceeded",
         "the disk became full; free some space on the host and build it again",
     ),
     (

@@ -71,7 +71,12 @@ def end_as_before(folder: Path, code: int) -> None:
 
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
-NO_SPACE = os.strerror(errno.ENOSPC)
+# What the system says of a disk or a quota that is full, and what the message adds.
+FULL = {
+    os.strerror(errno.ENOSPC): "free some space on the host",
+    os.strerror(errno.EDQUOT): "the account that Slipway runs as may store no more there: delete "
+    "some of its files, or have its quota raised",
+}
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
@@ -88,7 +93,7 @@ class MissingModelError(BadInputError):
 
 
 class DiskFullError(BadInputError):
-    """The host's disk became full while the job wrote."""
+    """The host's disk, or the account's quota on it, became full while the job wrote."""
 
     prefix = "DISK_FULL"
 
@@ -194,13 +199,13 @@ def carry_out(job: Job, work: Callable[[Job], None]) -> None:
 
 
 def disk_full(error: Exception, folder: Path) -> DiskFullError | None:
-    """Return a DiskFullError if a full disk caused the error, else None."""
-    if NO_SPACE not in str(error):
+    """Return a DiskFullError if a full disk or quota caused the error, else None."""
+    said = next((text for text in FULL if text in str(error)), None)
+    if said is None:
         return None
     free = shutil.disk_usage(folder).free
     return DiskFullError(
-        f"{NO_SPACE}: {free} bytes are free where {folder} lies; free some space on the host, "
-        "then clone the job"
+        f"{said}: {free} bytes are free where {folder} lies; {FULL[said]}, then clone the job"
     )
 
 

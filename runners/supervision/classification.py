@@ -127,7 +127,7 @@ _TEXTS = (
     (Reason.BAD_INPUT, re.compile(r"^BAD_INPUT: ", re.MULTILINE)),
     (Reason.OOM_GPU, GPU),
     (Reason.OOM_HOST, HOST),
-    (Reason.DISK_FULL, re.compile(r"No space left")),
+    (Reason.DISK_FULL, re.compile(r"No space left|Disk quota exceeded")),
     (Reason.GPU_FAULT, FAULT),
     (Reason.KERNEL_FAILED, KERNEL),
     (Reason.GPU_DRIVER_MISMATCH, MISMATCH),

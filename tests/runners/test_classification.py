@@ -26,6 +26,7 @@ def test_the_last_words_of_a_failed_job_name_the_cause():
     for text, reason in [
         ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried", Reason.OOM_GPU),
         ("OSError: [Errno 28] No space left on device", Reason.DISK_FULL),
+        ("OSError: [Errno 122] Disk quota exceeded: '/m'", Reason.DISK_FULL),
         ("x\nMODEL_OR_DATA_MISSING: no model in /m\n", Reason.MODEL_OR_DATA_MISSING),
         ("x\nBAD_INPUT: m.safetensors is cut off; copy it again\n", Reason.BAD_INPUT),
         ("x\nDISK_FULL: No space left on device: 0 bytes\n", Reason.DISK_FULL),

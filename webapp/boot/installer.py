@@ -34,7 +34,7 @@ class Cause(NamedTuple):
 
 CAUSES = [  # the first match counts
     Cause(
-        pattern=r"No space left on device|Errno 28",
+        pattern=r"No space left on device|Errno 28|Disk quota exceeded",
         fact="The disk became full while packages were installed.",
         way_out="Free about 4 GB and start again; packages already downloaded are reused.",
     ),

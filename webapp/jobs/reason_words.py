@@ -104,7 +104,8 @@ WORDS: Mapping[Reason, Words] = {
         "Clone the job with retries: after the next restart it resumes from its last checkpoint.",
     ),
     Reason.DISK_FULL: Words(
-        "The host's disk is full.", "Free disk space on the host, then clone the job."
+        "The host's disk, or the quota of the agent's account on it, is full.",
+        "Free disk space on the host or have the quota raised, then clone the job.",
     ),
     Reason.GPU_FAULT: Words(
         "A GPU reported a hardware fault.",

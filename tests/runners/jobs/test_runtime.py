@@ -1,5 +1,6 @@
 """A job: what its spec allows, how its process begins and ends, and several ranks as one."""
 
+import errno
 import os
 import sys
 
@@ -25,6 +26,8 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from runners.shared.reasons import Reason
+from runners.supervision.classification import Ending, classify
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 
@@ -71,6 +74,14 @@ def test_importing_the_package_puts_the_libraries_offline():
     import runners.jobs  # noqa: F401 - its import is what is tested
 
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_full_disk_and_a_full_quota_end_a_job_as_disk_full(tmp_path):
+    for number, way_out in ((errno.ENOSPC, "free some space"), (errno.EDQUOT, "quota raised")):
+        full = runtime.disk_full(OSError(number, os.strerror(number), "model"), tmp_path)
+        assert way_out in str(full)
+        assert classify(Ending(3, None, f"{full.prefix}: {full}")) is Reason.DISK_FULL
+    assert runtime.disk_full(OSError(errno.EIO, os.strerror(errno.EIO)), tmp_path) is None
 
 
 # A rank that torchrun starts again repeats the words of an end that would come again.
