@@ -30,7 +30,7 @@ from webapp.deployments.states import DeploymentState
 from webapp.gateway.cards import MODELS, Cards
 from webapp.gateway.exchange import Bodies, ClientGoneError, Exchange
 from webapp.gateway.journal import Journal, OpenAnswer
-from webapp.gateway.limits import Limits
+from webapp.gateway.key_limits import Limits
 from webapp.gateway.refusals import Refusal, event_of_body
 from webapp.gateway.routes import Key, Route, Routes, Target
 from webapp.gateway.tunnels import HostTunnels, Tunnel, TunnelError, TunnelResponse, Tunnels

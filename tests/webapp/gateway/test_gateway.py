@@ -19,7 +19,7 @@ from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
 from webapp.deployments.services import deployment_advance
 from webapp.deployments.states import DeploymentState, view_of
-from webapp.gateway import application, cards, limits, routes
+from webapp.gateway import application, cards, key_limits, routes
 from webapp.gateway import journal as journal_module
 from webapp.gateway.application import Gateway
 from webapp.gateway.journal import Answer, Journal, count_file, count_left, read_answer
@@ -667,7 +667,7 @@ async def test_limits_holds_and_the_journal_go_on_when_the_clock_is_set(tmp_path
         held = [asyncio.ensure_future(client.send()) for _ in range(2)]
         await asyncio.sleep(0)
         with monkeypatch.context() as patch:
-            for module in (application, journal_module, limits, routes):
+            for module in (application, journal_module, key_limits, routes):
                 patch.setattr(module, "now", lambda hours=hours: now() + timedelta(hours=hours))
             await asyncio.sleep(0.05)
             assert not any(each.done() for each in held), hours

@@ -17,9 +17,9 @@ from tests.webapp.gateway.test_gateway import KEY, ROUTE, Client, Host, Response
 from webapp.deployments import usage
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage
-from webapp.gateway import limits
+from webapp.gateway import key_limits
 from webapp.gateway.journal import Answer, Journal, count_file
-from webapp.gateway.limits import Limits
+from webapp.gateway.key_limits import Limits
 from webapp.gateway.refusals import Refusal
 from webapp.gateway.routes import Routes, load_snapshot
 from webapp.plans.models import Plan
@@ -177,7 +177,7 @@ def test_an_answer_counts_in_one_key_one_day_and_one_month(team, alice, small, a
 
 
 def test_the_headers_tell_the_limit_with_the_least_left_and_when_it_begins_anew(monkeypatch):
-    monkeypatch.setattr(limits, "now", lambda: LAST_OF_YEAR)
+    monkeypatch.setattr(key_limits, "now", lambda: LAST_OF_YEAR)
     day, month = "2026-12-31", "2026-12"
     for used_day, used_month, left, seconds, code in (
         (10, 20, "80", 30, ""),
@@ -203,7 +203,7 @@ def test_the_headers_tell_the_limit_with_the_least_left_and_when_it_begins_anew(
         (datetime(2026, 1, 31, 12, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)),
         (datetime(2028, 2, 1, tzinfo=UTC), datetime(2028, 3, 1, tzinfo=UTC)),
     ):
-        assert limits._next_month(instant) == first
+        assert key_limits._next_month(instant) == first
 
 
 def test_a_new_day_and_a_new_month_begin_with_nothing_used(team, alice, small, monkeypatch):
@@ -214,7 +214,7 @@ def test_a_new_day_and_a_new_month_begin_with_nothing_used(team, alice, small, m
         (LAST_OF_YEAR, "tokens_per_month"),
         (LAST_OF_YEAR + timedelta(minutes=1), ""),
     ):
-        for module in (limits, usage):
+        for module in (key_limits, usage):
             monkeypatch.setattr(module, "now", lambda instant=instant: instant)
         snapshot = load_snapshot(usage.tokens_used())
         refused = refusal_of(Limits().held(snapshot.keys[key.digest], lambda *_: 0))
