@@ -16,8 +16,8 @@ from webapp.deployments.models import Replica
 from webapp.hosts.models import Pool
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.pool_state import first_waiting, pool_state_of
+from webapp.jobs.queue_decisions import Snapshot, decide, grants_of
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import Snapshot, decide, grants_of
 
 # A gateway reports a request within a second, to a ticker that looks once a second.
 IDLE_TURN = timedelta(seconds=2.0)  # without a request

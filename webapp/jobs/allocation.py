@@ -38,8 +38,8 @@ from webapp.jobs.pool_state import (
     pools_sharing_devices,
     waiting_jobs,
 )
+from webapp.jobs.queue_decisions import Grant, grants_of
 from webapp.jobs.quotas import Rules, failed_preflights
-from webapp.jobs.scheduler import Grant, grants_of
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"

@@ -19,7 +19,7 @@ from webapp.core.clock import now
 from webapp.hosts.machines import Twins, holders_among, is_over, twins_in, twins_of
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
-from webapp.jobs import scheduler as values
+from webapp.jobs import queue_decisions as values
 from webapp.jobs.cached_models import hosts_with, largest_use
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState

@@ -14,8 +14,8 @@ from webapp.jobs.pool_state import (
     pool_state_of,
     waiting_jobs,
 )
+from webapp.jobs.queue_decisions import in_order
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import in_order
 from webapp.live.stream import jobs_topic, publish_all
 
 MOST_DIGITS = 9  # digits

@@ -22,8 +22,8 @@ from webapp.jobs.pool_state import (
     pool_state_of,
     waiting_jobs,
 )
+from webapp.jobs.queue_decisions import Decision, Wait, Why, decide
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import Decision, Wait, Why, decide
 
 SOON = timedelta(hours=20)
 FORESEEN_TURNS = 200  # jobs behind these turns are shown their position, but no start time

@@ -33,10 +33,10 @@ from webapp.jobs.pool_state import (
     foreign_pids,
     pool_state_of,
 )
+from webapp.jobs.queue_decisions import decide
 from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.quota_form import QuotaForm, quota_store, quota_values
 from webapp.jobs.quotas import Rules, left_seconds, limit_sentences, quota_of, quota_usage
-from webapp.jobs.scheduler import decide
 from webapp.jobs.waiting import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
 from webapp.live.stream import live_context, page_or_regions
 

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webapp.jobs import scheduler
-from webapp.jobs.scheduler import (
+from webapp.jobs import queue_decisions
+from webapp.jobs.queue_decisions import (
     FOREVER,
     Decision,
     Demand,
@@ -594,9 +594,11 @@ def test_a_long_queue_is_granted_the_same_whether_its_end_is_decided_or_not(
 
 def test_turns_behind_the_last_possible_grant_are_not_decided(monkeypatch):
     served: list[str] = []
-    serve = scheduler._serve
+    serve = queue_decisions._serve
     monkeypatch.setattr(
-        scheduler, "_serve", lambda one, table: (served.append(one.job), serve(one, table))[1]
+        queue_decisions,
+        "_serve",
+        lambda one, table: (served.append(one.job), serve(one, table))[1],
     )
     singles = [demand(f"j{n:02}", float(n), seconds=60.0) for n in range(50)]
     gangs = [demand(f"g{n}", 90.0 + n, devices_per_host=3) for n in range(9)]

@@ -17,9 +17,9 @@ from webapp.jobs import allocation, pool_state, waiting
 from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
+from webapp.jobs.queue_decisions import decide
 from webapp.jobs.queue_order import is_sealed, order_digest
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import decide
 from webapp.jobs.services import job_abandon, job_submit
 from webapp.jobs.waiting import lines_of, waiting_line, waiting_sentence
 

@@ -1,4 +1,4 @@
-"""The scheduler: assign devices to jobs as a pure function of a snapshot."""
+"""The decisions of a queue: assign devices to jobs as a pure function of a snapshot."""
 
 import math
 from bisect import bisect_left
