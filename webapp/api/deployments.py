@@ -43,7 +43,6 @@ from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
 from webapp.deployments.alarms import current_alarms
-from webapp.deployments.costs import Rates, rates_of_rows, usd_of
 from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
 from webapp.deployments.models import (
     MODEL_NAME_LENGTH,
@@ -60,6 +59,7 @@ from webapp.deployments.permissions import (
     usable_deployment,
     visible_deployment,
 )
+from webapp.deployments.replica_costs import Rates, rates_of_rows, usd_of
 from webapp.deployments.services import (
     DEFAULT_IDLE_SECONDS,
     LEAST_IDLE_SECONDS,

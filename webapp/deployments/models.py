@@ -126,7 +126,7 @@ class Replica(UlidModel):
     starts_at = models.DateTimeField(null=True, blank=True)  # forecast, behind other jobs alone
     ready_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
-    costed_until = models.DateTimeField(null=True, blank=True)  # webapp.deployments.costs
+    costed_until = models.DateTimeField(null=True, blank=True)  # webapp.deployments.replica_costs
     silent_since = models.DateTimeField(null=True, blank=True)  # its host has no endpoint there
     ended_at = models.DateTimeField(null=True, blank=True)
 

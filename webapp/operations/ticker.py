@@ -26,7 +26,7 @@ from webapp.audit.models import Event, Link
 from webapp.core.clock import now, now_ms
 from webapp.deployments import services as deployments
 from webapp.deployments.alarms import alarms_raise
-from webapp.deployments.costs import costs_add
+from webapp.deployments.replica_costs import costs_add
 from webapp.hosts import epoch
 from webapp.hosts.model_copies import copies_expire
 from webapp.hosts.models import EnrolmentToken

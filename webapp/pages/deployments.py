@@ -36,7 +36,6 @@ from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
 from webapp.deployments.alarms import current_alarms
-from webapp.deployments.costs import SOURCE, Rates, group_costs, rates_of, rates_of_rows, usd_of
 from webapp.deployments.forms import (
     ChangeForm,
     ConversationForm,
@@ -60,6 +59,14 @@ from webapp.deployments.permissions import (
     own_key_for,
     usable_deployment,
     visible_deployment,
+)
+from webapp.deployments.replica_costs import (
+    SOURCE,
+    Rates,
+    group_costs,
+    rates_of,
+    rates_of_rows,
+    usd_of,
 )
 from webapp.deployments.services import (
     deployment_change,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership
-from webapp.deployments import costs
-from webapp.deployments.costs import Held, costs_add, day_shares
+from webapp.deployments import replica_costs
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, DeploymentCost, Replica, Usage
+from webapp.deployments.replica_costs import Held, costs_add, day_shares
 from webapp.deployments.usage import month_span, usage_of
 from webapp.hosts.models import Host
 from webapp.jobs.models import Allocation, Attempt
@@ -65,7 +65,7 @@ def held(team, alice, host, small) -> Allocation:
 
 
 def counted(monkeypatch, hours: float) -> None:
-    monkeypatch.setattr(costs, "now", lambda: BEGIN + timedelta(hours=hours))
+    monkeypatch.setattr(replica_costs, "now", lambda: BEGIN + timedelta(hours=hours))
     costs_add()
 
 
