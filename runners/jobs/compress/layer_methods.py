@@ -112,7 +112,7 @@ def _levelled(
     level_by_logarithm(layer, linears, statistics)
 
 
-# Those that train a layer are in ``tuning.py: TUNED_METHODS``.
+# Those that train a layer are in ``layer_training.py: TUNED_METHODS``.
 METHODS: Mapping[str, Method] = {
     "rtn": _nearest,
     "gptq": gptq_of,

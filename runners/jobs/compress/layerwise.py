@@ -22,6 +22,7 @@ from runners.jobs.compress.compressed_store import (
     tensors_of,
 )
 from runners.jobs.compress.layer_methods import METHODS, PREPARATIONS
+from runners.jobs.compress.layer_training import TUNED_METHODS, Passage
 from runners.jobs.compress.quantization import (
     InputStatistics,
     LayerStatistics,
@@ -31,7 +32,6 @@ from runners.jobs.compress.quantization import (
     output_error,
     quantised_inputs,
 )
-from runners.jobs.compress.tuning import TUNED_METHODS, Passage
 from runners.jobs.corpus import TokenIds, load_corpus, tokenize_documents
 from runners.jobs.evaluation import Perplexity, Windows, held_out_ids, token_nlls, windows_of
 from runners.jobs.events import Stages

@@ -16,6 +16,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from runners.jobs.compress.gguf import is_as_written, quantize, type_of
 from runners.jobs.compress.job import HOW_LAYERWISE
 from runners.jobs.compress.layer_methods import METHODS
+from runners.jobs.compress.layer_training import (
+    TUNED_METHODS,
+    Passage,
+    channel_loss,
+    norm_weights,
+    tune_rounding,
+    tweak_norms,
+)
 from runners.jobs.compress.quantization import (
     IllConditionedError,
     InputStatistics,
@@ -35,14 +43,6 @@ from runners.jobs.compress.quantization import (
     round_to_nearest,
     scale_for_rounding,
     smooth,
-)
-from runners.jobs.compress.tuning import (
-    TUNED_METHODS,
-    Passage,
-    channel_loss,
-    norm_weights,
-    tune_rounding,
-    tweak_norms,
 )
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import CorruptCodeError, decode, encode, entropy_bits
