@@ -33,6 +33,7 @@ from webapp.jobs.compression_effect import before_after, significance_note, won_
 from webapp.jobs.endpoints import command_run, endpoint_of, key_shown_once, planned_command
 from webapp.jobs.evaluating import models_of
 from webapp.jobs.gangs import deciding_part
+from webapp.jobs.generated_texts import samples_of
 from webapp.jobs.job_charts import Drawn, draw, sections_of, steps_among
 from webapp.jobs.logs import Line, is_full, log_lines
 from webapp.jobs.lookup import load_job
@@ -63,7 +64,6 @@ from webapp.jobs.progress import (
     timeline,
 )
 from webapp.jobs.replanning import NO_SHORTAGE, change_at, limit_words, replan
-from webapp.jobs.samples import samples_of
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.startup import startup_of
 from webapp.jobs.stored_files import stored_of_job

@@ -8,8 +8,8 @@ from runners.jobspec import FileData, HostText, MixedData, WeightedData
 from tests.webapp.conftest import EXIT_OK, client_of, new_attempt
 from webapp.charts.plots import charts_for
 from webapp.core.display import whole
+from webapp.jobs.generated_texts import LONGEST, MOST_ROWS, samples_of
 from webapp.jobs.mixtures import UNKNOWN, mixture_of
-from webapp.jobs.samples import LONGEST, MOST_ROWS, samples_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 
