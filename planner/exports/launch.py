@@ -15,16 +15,15 @@ from planner.exports.export import (
     servers_text,
     shell_lines,
 )
-from planner.exports.llama_cpp import (
+from planner.exports.llama_cpp import llama_cpp_arguments, llama_cpp_notes
+from planner.exports.megatron import megatron_arguments, megatron_environment, megatron_notes
+from planner.exports.sglang import servers, sglang_arguments, sglang_notes
+from planner.exports.tensorrt_llm import (
     OPTIONS_FILE,
-    llama_cpp_arguments,
-    llama_cpp_notes,
     trtllm_arguments,
     trtllm_notes,
     trtllm_options,
 )
-from planner.exports.megatron import megatron_arguments, megatron_environment, megatron_notes
-from planner.exports.sglang import servers, sglang_arguments, sglang_notes
 from planner.exports.train_script import FILE, torchrun_arguments, torchrun_notes, train_script
 from planner.exports.vllm import vllm_arguments, vllm_notes, vllm_text
 from planner.exports.yaml_text import yaml_text

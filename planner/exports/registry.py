@@ -18,9 +18,10 @@ from planner.exports.export import (
 )
 from planner.exports.kubernetes import COMPOSE, KUBERNETES
 from planner.exports.launch import SLURM, runs_megatron
-from planner.exports.llama_cpp import LLAMA_CPP, TENSORRT_LLM
+from planner.exports.llama_cpp import LLAMA_CPP
 from planner.exports.megatron import MEGATRON, as_run
 from planner.exports.sglang import SGLANG
+from planner.exports.tensorrt_llm import TENSORRT_LLM
 from planner.exports.train_script import ACCELERATE, DEEPSPEED, TORCHRUN, TORCHTITAN
 from planner.exports.vllm import VLLM
 from planner.specs.base import BadRequestError, JsonObject

@@ -8,15 +8,10 @@ import pytest
 import yaml
 
 from planner.exports.launch import _limit
-from planner.exports.llama_cpp import (
-    LLAMA_CPP,
-    TENSORRT_LLM,
-    llama_cpp_arguments,
-    trtllm_arguments,
-    trtllm_text,
-)
+from planner.exports.llama_cpp import LLAMA_CPP, llama_cpp_arguments
 from planner.exports.registry import FORMATS, export
 from planner.exports.sglang import SGLANG, sglang_arguments
+from planner.exports.tensorrt_llm import TENSORRT_LLM, trtllm_arguments, trtllm_text
 from planner.exports.vllm import VLLM, layer_partition, vllm_arguments, vllm_text
 from planner.specs.base import BadRequestError
 from tests.planner.asking import LLAMA_8B, MIXTRAL
