@@ -19,7 +19,7 @@ from runners.host.reconcile import stop_all, summaries
 from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.prove import run as prove
-from runners.shared import facts, kubernetes
+from runners.shared import kubernetes, slurm
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.shared.environment import NOT_USED, environment_lines, service_lines
 from runners.shared.facts import GpuFacts
@@ -228,7 +228,7 @@ PROBLEMS = (
     ServerError,
     enrolment.EnrolmentError,
     enrolment.RotationError,
-    facts.SlurmArgumentError,
+    slurm.SlurmArgumentError,
     kubernetes.KubernetesArgumentError,
 )
 EXIT_PROBLEM = 1
@@ -284,13 +284,13 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--address", help="by which other hosts reach this one; default: its first"
             )
-            facts.add(command)
+            slurm.add(command)
             kubernetes.add(command)
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    scheduler = kubernetes.read(options, options.dir) or facts.read(options)
+    scheduler = kubernetes.read(options, options.dir) or slurm.read(options)
     credential = enrolment.enroll(
         HostDir(options.dir),
         options.server,

@@ -20,7 +20,6 @@ from runners.launchers.launch import NoSuchAddressError, interface_of
 from runners.launchers.slurm_commands import SlurmError
 from runners.shared.addresses import AddressError, host_name, web_address
 from runners.shared.config import Credential, HostConfigError, HostDir, write_secret
-from runners.shared.facts import SlurmConfig
 from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.messages import (
     BeatReply,
@@ -30,6 +29,7 @@ from runners.shared.messages import (
     RotateReply,
     RotateRequest,
 )
+from runners.shared.slurm import SlurmConfig
 from runners.supervision import child
 
 # Stores the highest epoch received from the server, to detect a restored backup.

@@ -17,8 +17,8 @@ from runners.launchers import slurm_commands, slurm_end, slurm_nodes
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.scheduler import SchedulerLauncher
 from runners.launchers.slurm_commands import SlurmJob
-from runners.shared.facts import SlurmConfig
 from runners.shared.reasons import Reason
+from runners.shared.slurm import SlurmConfig
 from runners.supervision import child, supervisor
 
 SCRIPT = "slurm.sh"

@@ -6,13 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from runners.launchers.scheduler import read_or_note
 from runners.launchers.slurm_commands import Partition, SlurmError, partitions, run, version
 from runners.launchers.slurm_end import read_fields
-from runners.shared.facts import (
-    AccountFacts,
-    PartitionFacts,
-    ReservationFacts,
-    SchedulerFacts,
-    SlurmConfig,
-)
+from runners.shared.facts import AccountFacts, PartitionFacts, ReservationFacts, SchedulerFacts
+from runners.shared.slurm import SlurmConfig
 
 MOST = 256  # partitions, reservations and accounts each
 NUM_FIELDS = 3  # of an association

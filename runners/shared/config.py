@@ -20,9 +20,9 @@ from pydantic import (
 
 from runners.jobspec.base import IpAddress, Port
 from runners.shared.environment import creation_error
-from runners.shared.facts import SlurmConfig
 from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
+from runners.shared.slurm import SlurmConfig
 from runners.shared.timing import LONGEST_BEAT_SECONDS
 
 DEFAULT_HOST_DIR = Path("~/.slipway/host")  # HostDir expands it

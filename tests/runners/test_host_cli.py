@@ -18,8 +18,8 @@ from runners.host import commands
 from runners.host.commands import render
 from runners.host.reconcile import Reconciler
 from runners.shared.config import Credential, HostConfig, HostConfigError, HostDir
-from runners.shared.facts import SlurmConfig
 from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.slurm import SlurmConfig
 from runners.supervision import child, procfs
 from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import ids_of, wait_for

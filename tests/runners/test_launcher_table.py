@@ -15,9 +15,9 @@ from runners.launchers.kubernetes_objects import QUEUE
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.launchers.slurm_commands import SlurmJob
-from runners.shared.facts import SlurmConfig
 from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.messages import Gang, RunDevice, RunRequest
+from runners.shared.slurm import SlurmConfig
 from runners.supervision import child
 from tests.runners.cluster.fake import FakeCluster
 

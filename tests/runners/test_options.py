@@ -9,8 +9,8 @@ from runners.jobspec import ArtefactModel, BenchmarkSpec, DataParallel, FolderMo
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.compress import Burst, ClosedLoop, LoadOptions, OpenLoop
 from runners.jobspec.train import LayoutOptions
-from runners.shared import facts
-from runners.shared.facts import SlurmArgumentError, SlurmConfig
+from runners.shared import slurm
+from runners.shared.slurm import SlurmArgumentError, SlurmConfig
 
 # A layout is a product of sizes, and what contradicts itself is refused by name.
 
@@ -157,8 +157,8 @@ def test_a_profile_is_of_a_model_and_not_of_an_endpoint():
 
 def read(*arguments: str) -> SlurmConfig | None:
     parser = argparse.ArgumentParser()
-    facts.add(parser)
-    return facts.read(parser.parse_args(arguments))
+    slurm.add(parser)
+    return slurm.read(parser.parse_args(arguments))
 
 
 def test_named_and_other_options_and_limits_become_those_of_every_job():

@@ -24,9 +24,9 @@ from runners.launchers.slurm_commands import (
     read_partitions,
     read_queue,
 )
-from runners.shared.facts import SlurmConfig
 from runners.shared.messages import Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
+from runners.shared.slurm import SlurmConfig
 from runners.shared.timing import SCHEDULER_END_MARGIN_SECONDS, SCHEDULER_SETTLE_SECONDS
 from runners.supervision import child
 from tests.runners.tools import Attempts

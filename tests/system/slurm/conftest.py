@@ -12,7 +12,7 @@ import pytest
 from runners.host.agent import Agent
 from runners.launchers import scheduler
 from runners.shared.config import Credential, HostDir
-from runners.shared.facts import SlurmConfig
+from runners.shared.slurm import SlurmConfig
 from tests.runners.conftest import (  # noqa: F401 -- fixtures
     acceptor,
     attempts,
