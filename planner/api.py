@@ -32,7 +32,7 @@ def estimate(request: EstimateRequest) -> Estimate:
     Raises:
         PlannerError: a name is unknown, a config is incomplete, or the strategy is impossible.
     """
-    from planner.workload.under_load import estimate_request
+    from planner.workload.costing import estimate_request
 
     return estimate_request(request)
 

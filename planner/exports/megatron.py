@@ -16,8 +16,8 @@ from planner.exports.train_script import (
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import LatentLayers, ModelSpec
+from planner.workload.costing import estimate_request
 from planner.workload.training_exchange import SHARDED_GRADIENTS
-from planner.workload.under_load import estimate_request
 
 # Convert a model's shape to Megatron-LM arguments: widths, attention, experts.
 

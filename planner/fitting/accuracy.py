@@ -49,7 +49,7 @@ from planner.fitting.step_fitting import factors_of, memory_case
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.units import GIGA
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 
 # ---------------------------------------------------------------------------
 # Sections of the accuracy page on left-out rows: goals, errors, layout choices, plots.

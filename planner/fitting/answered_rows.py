@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from planner.fitting.evidence import Row, table
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 
 
 @dataclass(frozen=True)

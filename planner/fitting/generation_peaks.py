@@ -23,9 +23,9 @@ from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
 from planner.specs.units import GIB, GIGA
+from planner.workload.costing import estimate_request
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve, resolve_device
-from planner.workload.under_load import estimate_request
 
 GENERATION_PEAK = "generation peak"
 OVERHEAD = "runtime_overhead"

@@ -8,7 +8,7 @@ from planner.search.placement import Placement, best_batch
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.units import GIGA, TERA
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 
 SOURCE = "flexgen-readme"
 # The host of these rows, n1-standard-32; disk rate from the paper's section 6.

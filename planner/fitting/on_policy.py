@@ -13,7 +13,7 @@ from planner.fitting.evidence import NVLINK_DOMAIN, Row, number, table
 from planner.fitting.unfitted import Comparison
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 
 WORDS = """## Reinforcement learning that others published
 

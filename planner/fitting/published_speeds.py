@@ -51,8 +51,8 @@ from planner.fitting.step_fitting import (
 )
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import ErrorClass, Estimate, EstimateRequest
+from planner.workload.costing import estimate_request
 from planner.workload.outcome import SOURCE_SPREAD, Z_80
-from planner.workload.under_load import estimate_request
 
 # ---------------------------------------------------------------------------
 # Prediction errors on rows left out of the fit, for the factor file.

@@ -27,8 +27,8 @@ from planner.fitting.published_speeds import summary
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.workload import CompressMethod
+from planner.workload.costing import estimate_request
 from planner.workload.outcome import Z_80
-from planner.workload.under_load import estimate_request
 
 # ---------------------------------------------------------------------------
 # Fit quality losses to published tables, and write the page of the fit's errors.

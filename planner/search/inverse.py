@@ -31,8 +31,8 @@ from planner.specs.estimate import (
     Rejection,
 )
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.workload.costing import estimate_request
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
-from planner.workload.under_load import estimate_request
 
 # Searches for single values of an inverse question, with the reasons for failures.
 

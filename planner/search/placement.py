@@ -19,10 +19,10 @@ from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.units import GIB
 from planner.specs.workload import GenerateWorkload, OffloadSpec, Strategy
+from planner.workload.costing import estimate_request
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
-from planner.workload.under_load import estimate_request
 
 Columns = npt.NDArray[np.float64]
 SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")

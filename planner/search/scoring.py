@@ -22,22 +22,21 @@ from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.estimate import Estimate, Performance
 from planner.specs.workload import ServeWorkload, Strategy
 from planner.workload.arrivals import StepColumns
+from planner.workload.costing import (
+    Costing,
+    cost_workload,
+    fits_of,
+    paid_setting,
+    quality_of,
+    rented_devices,
+)
 from planner.workload.generate import batch_limit
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Admission, expense
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate
 from planner.workload.setting import Setting
-from planner.workload.under_load import (
-    Costing,
-    Replica,
-    cost_workload,
-    fits_of,
-    paid_setting,
-    percentiles,
-    quality_of,
-    rented_devices,
-)
+from planner.workload.under_load import Replica, percentiles
 
 # Cache of scores and estimates, so that another target, objective or pin costs little.
 #

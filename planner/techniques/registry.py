@@ -12,7 +12,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import ServeWorkload, Strategy, TrainWorkload, Workload
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 
 __all__ = ["Case", "Example", "Phase", "Technique"]
 

@@ -27,7 +27,7 @@ from planner.search.select import Table, frontier_rows, pareto_rows
 from planner.specs.base import PlannerError
 from planner.specs.estimate import APPLICABILITY, Bound, PlanRequest
 from planner.workload import generate
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 from tests.planner.asking import (
     CPU,
     GENERATE,

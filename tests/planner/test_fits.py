@@ -34,7 +34,7 @@ from planner.fitting.step_fitting import (
     prior_of,
 )
 from planner.specs.estimate import EstimateRequest
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 from tests.planner.asking import ask
 
 PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])

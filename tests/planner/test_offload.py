@@ -27,8 +27,8 @@ from planner.search.placement import (
 from planner.specs.base import NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import OffloadSpec
+from planner.workload.costing import estimate_request
 from planner.workload.resolve import resolve
-from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, held, search
 
 NEAR = {"model": LLAMA_8B, "workload": GENERATE, "device": "rtx-4090", "engine": "vllm"}

@@ -25,8 +25,8 @@ from planner.fitting.published_speeds import (
 )
 from planner.specs.base import NotPossibleError, PlannerError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
+from planner.workload.costing import estimate_request
 from planner.workload.outcome import SOURCE_SPREAD
-from planner.workload.under_load import estimate_request
 from tests.planner.asking import LLAMA_8B, ask, held, search
 from tests.plugins.extent import sample
 

@@ -58,8 +58,8 @@ from planner.fitting.serving_model import (
 )
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
+from planner.workload.costing import estimate_request
 from planner.workload.setting import RELEASE, release_key
-from planner.workload.under_load import estimate_request
 from tests.planner.asking import ask
 from tests.plugins.extent import sample
 

@@ -16,9 +16,9 @@ from planner.search.scoring import score
 from planner.search.serving_space import serving_blocks
 from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.workload.costing import cost_workload
 from planner.workload.forward import further_operators
 from planner.workload.resolve import resolve
-from planner.workload.under_load import cost_workload
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,

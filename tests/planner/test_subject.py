@@ -10,8 +10,8 @@ from planner.search.question import questions
 from planner.search.scoring import ESTIMATES, EstimateCache, Subject
 from planner.specs.estimate import PlanRequest
 from planner.specs.workload import Strategy
-from planner.workload import under_load
-from planner.workload.under_load import estimate_request
+from planner.workload import costing, under_load
+from planner.workload.costing import estimate_request
 from tests.planner.asking import SERVE, TRAIN, document
 from tests.plugins.extent import sample
 
@@ -175,7 +175,7 @@ def test_a_strategy_is_costed_and_simulated_once_however_much_of_it_is_asked(ord
         "with_percentiles": estimate_request(request, explain=False, simulate=True),
         "explained": estimate_request(request),
     }
-    counting(under_load, "cost_workload")
+    counting(costing, "cost_workload")
     counting(under_load, "simulate")
     one = Subject()
 

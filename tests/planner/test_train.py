@@ -33,7 +33,7 @@ from planner.specs.base import NotPossibleError
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
-from planner.workload.under_load import estimate_request
+from planner.workload.costing import estimate_request
 from tests.planner.asking import CPU, LLAMA_8B, LLAMA_70B, MIXTRAL, TINY, TRAIN, ask, held
 
 

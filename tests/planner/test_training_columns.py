@@ -18,9 +18,9 @@ from planner.search.scoring import FitCheck
 from planner.search.training_space import SCHEDULES
 from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.workload.costing import fits_of
 from planner.workload.resolve import resolve
 from planner.workload.train import train
-from planner.workload.under_load import fits_of
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document, held
 from tests.plugins.extent import sample
 

@@ -33,24 +33,14 @@ from planner.search.question import (
 )
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.select import Table
-from planner.specs.estimate import (
-    APPLICABILITY,
-    Bound,
-    EstimateRequest,
-    Performance,
-    PlanRequest,
-)
+from planner.specs.estimate import APPLICABILITY, Bound, EstimateRequest, Performance, PlanRequest
 from planner.workload.arrivals import Traffic, _lengths, step_costs
+from planner.workload.costing import estimate_request
 from planner.workload.generate import decode_pass, max_concurrency, prefill_pass
 from planner.workload.outcome import Admission
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate, serve
-from planner.workload.under_load import (
-    RequestTimes,
-    estimate_request,
-    percentiles,
-    simulated_requests,
-)
+from planner.workload.under_load import RequestTimes, percentiles, simulated_requests
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document, stored_first
 from tests.plugins.extent import sample
 

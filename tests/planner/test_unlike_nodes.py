@@ -19,12 +19,12 @@ from planner.search.serving_space import MAX_EXACT_ESTIMATES, heterogeneous_stra
 from planner.specs.base import NotCoveredError, NotPossibleError, UnknownDeviceError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy
+from planner.workload.costing import estimate_request
 from planner.workload.device_groups import devices_of
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.train import stage_devices, stage_seconds
 from planner.workload.training_memory import stage_memory
-from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, MIXTRAL, SERVE, stored_first
 from tests.plugins.extent import first, sample
 

@@ -11,12 +11,12 @@ from planner.api import plan
 from planner.cost.quantity import NullLedger
 from planner.specs.base import NotCoveredError
 from planner.specs.estimate import EstimateRequest, PlanRequest
+from planner.workload.costing import estimate_request
 from planner.workload.disaggregate import replica_shares
 from planner.workload.generate import generate
 from planner.workload.inference_memory import stage_limits
 from planner.workload.resolve import resolve
 from planner.workload.serve import saturation_rate, serve
-from planner.workload.under_load import estimate_request
 from tests.planner.asking import GENERATE, LLAMA_8B, SERVE
 from tests.plugins import extent
 

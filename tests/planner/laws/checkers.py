@@ -27,11 +27,11 @@ from planner.specs.estimate import (
     PlannedStrategy,
     PlanRequest,
 )
+from planner.workload.costing import cost_workload, fits_of, paid_setting, rented_devices
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
-from planner.workload.under_load import cost_workload, fits_of, paid_setting, rented_devices
 
 GIB = 1024**3
 ROUNDING = 1.001
