@@ -118,7 +118,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/train/communication.py": (MESSAGE, {"json.loads"}),
     "runners/jobs/train/evaluator.py": (OWN, {"json.loads", "load_file", "read_text"}),
     "runners/jobs/train/local_ranks.py": (OWN, {"json.loads", "read_text"}),
-    "runners/jobs/train/samples.py": (OWN, {"json.loads", "read_text"}),
+    "runners/jobs/train/tokenised_samples.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/train/trl/data.py": (OWN, {"json.loads"}),
     "runners/jobspec/base.py": (MESSAGE, {"json.loads"}),
     "runners/jobspec/call_parsers.py": (SHIPPED, {"tomllib.loads", "read_text"}),

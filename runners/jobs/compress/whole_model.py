@@ -25,7 +25,7 @@ from runners.jobs.loading import (
 )
 from runners.jobs.runtime import Job, MissingModelError
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.samples import learning_rate_ratio
+from runners.jobs.train.run_progress import learning_rate_ratio
 from runners.jobs.train.trainer import MAX_GRAD_NORM
 from runners.jobs.weights import config_of
 from runners.jobspec import CompressSpec

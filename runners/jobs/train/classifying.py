@@ -23,7 +23,6 @@ from runners.jobs.corpus import Corpus
 from runners.jobs.loading import library_fields, ready
 from runners.jobs.model_files import check_config, opened_model
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.train.samples import DataFile
 from runners.jobs.train.sources import (
     Classes,
     Data,
@@ -33,6 +32,7 @@ from runners.jobs.train.sources import (
     open_source,
     read_classes,
 )
+from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobs.weights import check_files, check_finite, check_loaded, config_of, first_line
 from runners.jobspec import (
     DemoModel,

@@ -30,7 +30,7 @@ from runners.jobs.train.checkpoint import (
 )
 from runners.jobs.train.layout import Layout
 from runners.jobs.train.rows import IGNORED, Batch
-from runners.jobs.train.samples import RunProgress
+from runners.jobs.train.run_progress import RunProgress
 from runners.jobs.train.sources import HeldOutRows, LabelEvaluator, Mixture
 from runners.jobs.train.text_samples import SampleReport, TextSample
 from runners.jobspec import TrainSpec

@@ -12,7 +12,7 @@ from transformers import masking_utils
 
 from runners.jobs.corpus import TokenIds
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.samples import Documents, Learnt
+from runners.jobs.train.tokenised_samples import Documents, Learnt
 from runners.jobspec import SampleOptions, TrainSpec
 
 # Attention masks of rows that hold one text each, without a look at their positions.

@@ -49,7 +49,7 @@ from runners.jobs.train.rows import (
     windows_of,
     with_growing_lengths,
 )
-from runners.jobs.train.samples import (
+from runners.jobs.train.tokenised_samples import (
     DataFile,
     Documents,
     Split,

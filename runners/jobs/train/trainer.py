@@ -40,7 +40,7 @@ from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
 from runners.jobs.train.quantized import convert_to_integer_layers
 from runners.jobs.train.rows import Batch, Batches, TextBatches, with_growing_lengths
-from runners.jobs.train.samples import (
+from runners.jobs.train.run_progress import (
     LossScale,
     RunProgress,
     SpikeGuard,

@@ -7,7 +7,7 @@ from runners.jobs.chat_template import TemplateRefusedError, template_fault
 from runners.jobs.corpus import Corpus, Document, demo_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.text import RequestTokenizer
-from runners.jobs.train.samples import Renderer
+from runners.jobs.train.tokenised_samples import Renderer
 
 EACH = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 FAILING = {

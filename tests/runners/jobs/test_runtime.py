@@ -16,7 +16,7 @@ from runners.jobs.runtime import BadInputError, MissingModelError, num_threads, 
 from runners.jobs.train.checkpoint import broadcast_progress
 from runners.jobs.train.job import _check_same_text, _check_share
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.samples import DivergedError
+from runners.jobs.train.run_progress import DivergedError
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -92,7 +92,7 @@ def test_what_would_end_every_rank_is_said_again_and_not_done_again(tmp_path, mo
         (
             (BadInputError("4 ranks, 2 started"), "BAD_INPUT: 4 ranks, 2 started"),
             (MissingModelError("no /m"), "MODEL_OR_DATA_MISSING: no /m"),
-            (DivergedError("loss nan"), "runners.jobs.train.samples.DivergedError: loss nan"),
+            (DivergedError("loss nan"), "runners.jobs.train.run_progress.DivergedError: loss nan"),
             (
                 torch.OutOfMemoryError("CUDA out of memory"),
                 "torch.OutOfMemoryError: CUDA out of memory",

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runners.datasets.conversations import ChatSample, DataError
-from runners.datasets.preferences import (
-    PreferenceSample,
-    PromptSample,
-    RatedSample,
-    columns_of,
-)
+from runners.datasets.preferences import PreferenceSample, PromptSample, RatedSample, columns_of
 from runners.datasets.records import (
     CompletionSample,
     Reader,
@@ -22,7 +17,7 @@ from runners.datasets.records import (
     part_words,
 )
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.samples import DataFile
+from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobspec.objectives import OBJECTIVES, Objective
 
 SHOWN_RECORDS = 20

@@ -20,7 +20,7 @@ from runners.jobs.train.checkpoint import (
     publish_checkpoint,
     remove_older_checkpoints,
 )
-from runners.jobs.train.samples import DivergedError, RunProgress
+from runners.jobs.train.run_progress import DivergedError, RunProgress
 from runners.jobs.train.trainer import SAY_INTERVAL_SECONDS, steady, step_line
 from runners.jobspec import TrainSpec
 

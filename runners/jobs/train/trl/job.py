@@ -37,9 +37,9 @@ from runners.jobs.runtime import (
     weight_file_bytes,
 )
 from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
-from runners.jobs.train.samples import set_default_template
 from runners.jobs.train.sources import open_source
 from runners.jobs.train.text_samples import SampleReport
+from runners.jobs.train.tokenised_samples import set_default_template
 from runners.jobs.train.trl.data import DataReport, TrainingRecords, data_report, read_records
 from runners.jobs.train.trl.events import Course
 from runners.jobs.train.trl.policy import (

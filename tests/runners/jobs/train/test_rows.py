@@ -29,7 +29,7 @@ from runners.jobs.train.rows import (
     windows_of,
     with_growing_lengths,
 )
-from runners.jobs.train.samples import (
+from runners.jobs.train.tokenised_samples import (
     DEFAULT_TEMPLATE,
     DataFile,
     Documents,

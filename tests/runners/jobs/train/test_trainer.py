@@ -18,7 +18,7 @@ from runners.jobs.train import layout
 from runners.jobs.train.checkpoint import TrainState, checkpoints
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import IGNORED, Batch, TextBatches
-from runners.jobs.train.samples import (
+from runners.jobs.train.run_progress import (
     FINAL_LEARNING_RATE_RATIO,
     FIRST_SCALE,
     GROWTH_STEPS,

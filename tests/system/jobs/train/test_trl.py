@@ -15,7 +15,7 @@ import torch
 from runners.environments.builder import Store
 from runners.jobs.corpus import Corpus, Document, demo_tokenizer
 from runners.jobs.loading import fresh_model
-from runners.jobs.train.samples import DEFAULT_TEMPLATE
+from runners.jobs.train.tokenised_samples import DEFAULT_TEMPLATE
 from runners.jobspec import ArtefactModel, EvaluateSpec, FileData, FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.objectives import OBJECTIVES
