@@ -1,5 +1,7 @@
 """Progress and learning rate of a run, loss scale, and a guard against a loss that diverges."""
 
+# mypy: disable-error-code="no-untyped-call"
+# torch ships types, but leaves some of its functions untyped.
 import math
 import statistics
 from collections import deque

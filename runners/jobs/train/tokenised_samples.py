@@ -159,10 +159,6 @@ def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
     return bool(tokenizer.chat_template == DEFAULT_TEMPLATE)
 
 
-# mypy: disable-error-code="no-untyped-call"
-# transformers ships types, but leaves some of its functions untyped.
-
-
 LAYOUT_VERSION = 4  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
