@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from runners.hub.settings import HUGGING_FACE, MODELSCOPE, HubSettings
+from runners.hub.settings import HUGGING_FACE, HubSettings
 
 Kind = Literal[
     "offline",  # no route, no such name, refused, no answer in time
@@ -146,8 +146,7 @@ def _no_access(status: int, code: str, requested: str, settings: HubSettings) ->
             f"{settings.endpoint} does not take the token of {name} for {requested}: it was "
             f"revoked, has expired, or is another hub's; write a valid one into the secret {name}",
         )
-    # ModelScope says 403 of what is private, or not there, to whoever shows no token.
-    is_closed = settings.token or settings.hub != MODELSCOPE
+    is_closed = settings.token or not settings.source.forbids_absent
     if status == HTTPStatus.FORBIDDEN and code not in _ABSENT and is_closed:
         return HubError(
             "unauthorised",
@@ -203,7 +202,7 @@ def renamed(repository: str, new_name: str) -> HubError:
 def unusual(what: str, requested: str, url: str, settings: HubSettings) -> HubError:
     """Return the error of an answer that the Hub would not give."""
     host = urlsplit(url).netloc.rpartition("@")[2]
-    is_hub = settings.endpoint == HUGGING_FACE
+    is_hub = settings.endpoint == HUGGING_FACE.endpoint
     way_out = (
         "try again later, and see status.huggingface.co"
         if is_hub

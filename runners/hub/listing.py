@@ -6,7 +6,7 @@ One request each, none for what the cache has; nothing is written.
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -18,10 +18,10 @@ import httpx
 from runners.datasets.records import SUFFIXES
 from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
-from runners.hub import modelscope
 from runners.hub.errors import HubError, refusal, renamed, shown, unreachable, unusual
 from runners.hub.repository import COMMIT, RepositoryName, is_safe_path
-from runners.hub.settings import MODELSCOPE, HubSettings
+from runners.hub.settings import HubSettings
+from runners.hub.source import AnswerError, Ask
 
 CONFIG = "config.json"
 TIMEOUT_SECONDS = 10.0
@@ -103,10 +103,10 @@ def look_up(
             except ValueError:
                 raise unusual("no JSON", requested, address, settings) from None
 
-        if settings.hub == MODELSCOPE:
-            document: object = _of_modelscope(name.repository, revision, requested, settings, ask)
-        else:
+        if settings.source.document is None:
             document = ask(url)
+        else:
+            document = _own_document(name.repository, revision, requested, settings, ask)
     if not isinstance(document, dict):
         raise unusual("no JSON object", requested, url, settings)
     listing = _listing(document, name, settings, url)
@@ -114,17 +114,18 @@ def look_up(
     return replace(listing, revision="" if is_fixed else revision)
 
 
-def _of_modelscope(
+def _own_document(
     repository: str,
     revision: str,
     requested: str,
     settings: HubSettings,
-    ask: Callable[[str], object],
-) -> dict[str, Any]:
-    """Return the Hub's document of a repository of ModelScope."""
+    ask: Ask,
+) -> object:
+    """Return the Hub's document of a repository, made of what another source says of it."""
     try:
-        return modelscope.document(settings.endpoint, repository, revision, ask)
-    except modelscope.AnswerError as error:
+        make = settings.source.document
+        return make(settings.endpoint, repository, revision, ask) if make else None
+    except AnswerError as error:
         raise HubError(
             "absent",
             f"{settings.endpoint} has no {requested}, and says “{error}”: correct the name or the "
@@ -236,14 +237,14 @@ def read_config(
 def with_code_stated(
     listing: Listing, settings: HubSettings, timeout: float = TIMEOUT_SECONDS
 ) -> Listing:
-    """Return a listing that says whether the model needs code of its own, also of ModelScope's.
+    """Return a listing that says whether the model needs code of its own, of any source.
 
-    Its documents do not say so, and the config.json is read.
+    Where a source's documents do not say so, the config.json is read.
 
     Raises:
         HubError: any of ``read_config``.
     """
-    if settings.hub != MODELSCOPE or CONFIG not in listing.paths:
+    if settings.source.tells_code or CONFIG not in listing.paths:
         return listing
     has_code = bool(read_config(listing, settings, timeout).get("auto_map"))
     return replace(listing, needs_remote_code=has_code)
@@ -302,9 +303,7 @@ def _stored(listing: Listing, file: HubFile, settings: HubSettings) -> bytes | N
 
 def file_url(listing: Listing, path: str, settings: HubSettings) -> str:
     """Return the address of a file at a listing's commit."""
-    if settings.hub == MODELSCOPE:
-        return modelscope.file_url(settings.endpoint, listing.repository, listing.commit, path)
-    return f"{settings.endpoint}/{listing.repository}/resolve/{listing.commit}/{quote(path)}"
+    return settings.source.file_url(settings.endpoint, listing.repository, listing.commit, path)
 
 
 def new_digest(file: HubFile) -> "hashlib._Hash":

@@ -1,4 +1,4 @@
-"""ModelScope as a second hub: its API's answers, as the Hub's documents.
+"""ModelScope as a source of models: its API's answers, as the Hub's documents.
 
 Its own library is not used: it takes no commit as revision ("only branch and tag name is
 supported", modelscope/hub/snapshot_download.py), has a cache of its own, and no lock by which two
@@ -8,23 +8,15 @@ jobs share a download. Sources: github.com/modelscope/modelscope at 1804ac6b (20
 0.1.8, ``_legacy_api.py``, for the credentials and ``list_revisions``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from runners.hub.repository import COMMIT
+from runners.hub.source import AnswerError, Ask, Source
 
-ENDPOINT = "https://www.modelscope.cn"
-TOKEN = "MODELSCOPE_API_TOKEN"  # noqa: S105 -- the name of the variable, and of the team's secret
-MAIN = "master"
-LINK = "modelscope"
 SHA256_DIGITS = 64
 OK = 200
-Ask = Callable[[str], object]  # from an address to the JSON document there
-
-
-class AnswerError(Exception):
-    """ModelScope says that it cannot answer; the message is its own."""
 
 
 def api(endpoint: str, repository: str) -> str:
@@ -90,3 +82,26 @@ def _data(answer: object) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise TypeError("no data")
     return data
+
+
+MODELSCOPE = Source(
+    "modelscope",
+    endpoint="https://www.modelscope.cn",
+    endpoint_variable="MODELSCOPE_ENDPOINT",
+    token_name="MODELSCOPE_API_TOKEN",  # noqa: S106 -- the variable's name
+    link="modelscope",
+    main="master",
+    title="ModelScope",
+    host_word="modelscope",
+    sites=("modelscope.cn", "modelscope.ai"),
+    page_path="/models",
+    file_page="/file/view/",
+    ref_prefix="modelscope/",
+    usual_variables=("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"),  # those of other tools
+    tells_code=False,
+    runs_own_code=False,
+    forbids_absent=True,
+    credentials=credentials,
+    file_url=file_url,
+    document=document,
+)

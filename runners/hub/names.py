@@ -14,12 +14,11 @@ from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError, PlannerError
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
-from runners.hub.settings import MODELSCOPE, modelscope_endpoint
+from runners.hub.settings import SOURCES
+from runners.hub.source import Source
 from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
 FIELD = "repository"
-MODELSCOPE_SCHEME = "ms://"
-SITES = ("modelscope.cn", "modelscope.ai")  # each with repositories of its own
 FORMS = (
     "org/name, org/name@revision, the address of its page on huggingface.co, for GGUF files "
     "org/name:Q4_K_M or org/name/file.gguf, or of ModelScope ms://org/name"
@@ -66,13 +65,14 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
         host = name[: address.start("path")].lower()
         if "ollama.com" in host:
             raise _refused(text, "it is an address of another library than the Hub")
-        if host == MODELSCOPE_SCHEME:
-            return replace(_of_plain(address["path"], text), hub=MODELSCOPE)
-        if "modelscope" in host:
-            if (other := _other_site(host)) is not None:
-                raise _refused(text, other)
-            path = address["path"].replace("/file/view/", "/blob/", 1)
-            return replace(_of_page(path, text), hub=MODELSCOPE)
+        for source in SOURCES.values():
+            if host == source.scheme:
+                return replace(_of_plain(address["path"], text), hub=source.name)
+            if source.host_word and source.host_word in host:
+                if other := _other_site(source, host):
+                    raise _refused(text, other)
+                path = address["path"].replace(source.file_page, "/blob/", 1)
+                return replace(_of_page(path, text), hub=source.name)
         return _of_page(address["path"], text)
     if "://" in name:
         raise _refused(
@@ -83,16 +83,17 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
     return _of_plain(name, text)
 
 
-def _other_site(host: str) -> str | None:
-    """Return why a page of ModelScope is not of the site that is asked, None if it is."""
-    site = next(each for each in SITES if each in host)
-    endpoint = modelscope_endpoint(os.environ)
-    asked = next((each for each in SITES if each in endpoint.lower()), SITES[0])  # or its mirror
-    if site == asked:
-        return None
+def _other_site(source: Source, host: str) -> str:
+    """Return why a page is not of the site of its source that is asked, "" if it is."""
+    site = next((each for each in source.sites if each in host), "")
+    stated = os.environ.get(source.endpoint_variable, "").strip() or source.endpoint
+    asked = next((each for each in source.sites if each in stated.lower()), source.sites[0])
+    if site == asked:  # or its mirror's
+        return ""
     return (
-        f"{site} is another site than {endpoint}, which has the models of ModelScope here: set "
-        f"MODELSCOPE_ENDPOINT=https://www.{site}, or give a page of that site"
+        f"{site or host} is another site than {stated}, which has the models of {source.title} "
+        f"here: set {source.endpoint_variable}=https://www.{site or asked}, or give a page of "
+        "that site"
     )
 
 

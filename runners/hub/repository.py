@@ -5,12 +5,16 @@ Apart from ``names``, so that a download loads no catalog.
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from runners.datasets.repositories import DATA_SETS
+from runners.jobspec.base import HubName
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 GGUF = ".gguf"
+# Before a repository of another source than the usual one, as people type it.
+SCHEMES = {"modelscope": "ms://"}
 MODULE = ".py"  # a repository's own code
 # What transformers reads classes from; the rest of the JSON files are vocabularies.
 CONFIGS = frozenset({
@@ -32,7 +36,7 @@ class RepositoryName:
     repository: str
     revision: str = ""
     file: str = ""
-    hub: str = ""  # "modelscope"; "": the usual one of whoever asks
+    hub: HubName | Literal[""] = ""  # "": the usual one of whoever asks
 
     def __post_init__(self) -> None:
         """Keep paths and addresses made of it within their place, whoever made it.
@@ -54,7 +58,7 @@ class RepositoryName:
         file = self.file and (
             f"/{self.file}" if self.file.lower().endswith(GGUF) else f":{self.file}"
         )
-        return f"{'ms://' * (self.hub == 'modelscope')}{self.repository}{at}{file}"
+        return f"{SCHEMES.get(self.hub, '')}{self.repository}{at}{file}"
 
 
 def folder_name(repository: str) -> str:

@@ -14,7 +14,7 @@ from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_t
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import HubFile, Listing, read_file
 from runners.hub.repository import CONFIGS, GGUF, GGUF_PART, MODULE, PICKLES, named_code
-from runners.hub.settings import MODELSCOPE, HubSettings
+from runners.hub.settings import HubSettings
 
 Weights = Literal["safetensors", "gguf"]
 INDEX, SINGLE, SUFFIX = "model.safetensors.index.json", "model.safetensors", ".safetensors"
@@ -99,10 +99,11 @@ def code_files(
     ``trusted``: the ``code_key`` of each repository whose code is allowed.
 
     Raises:
-        HubError: remote_code: the code is not allowed, is of ModelScope or of another repository,
-            or there is none; unusable: a config is no JSON object; or any of ``read_file``.
+        HubError: remote_code: the code is not allowed, is of a source whose commits fix nothing
+            or of another repository, or there is none; unusable: a config is no JSON object; or any
+            of ``read_file``.
     """
-    if settings.hub == MODELSCOPE:
+    if not settings.source.runs_own_code:
         raise HubError(
             "remote_code",
             f"{_needs_code(listing)}, and code runs of the Hugging Face Hub's repositories alone: "

@@ -10,29 +10,33 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
-from runners.hub import modelscope
+from runners.hub.modelscope import MODELSCOPE
 from runners.hub.repository import folder_name
+from runners.hub.source import Source
+from runners.jobspec.base import HubName
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import AUTHORITIES, NETWORK
 
-HUGGING_FACE = "https://huggingface.co"
-HUB_LINK = "hub"
-HubName = Literal["huggingface", "modelscope"]
-MODELSCOPE: HubName = "modelscope"
-# Under which other tools, too, a name without a hub is ModelScope's.
-USE_MODELSCOPE = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
-TOKENS = (HUB_TOKEN, modelscope.TOKEN)
+HUGGING_FACE = Source(
+    "huggingface",
+    endpoint="https://huggingface.co",
+    endpoint_variable="HF_ENDPOINT",
+    token_name=HUB_TOKEN,
+    link="hub",
+    token_file="token",  # noqa: S106 -- of ``hf auth login``
+)
+SOURCES: Mapping[HubName, Source] = {each.name: each for each in (HUGGING_FACE, MODELSCOPE)}
+TOKENS = tuple(each.token_name for each in SOURCES.values())
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
 # the team's secret.
 PASSED = (
-    "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",
-    "HF_HUB_OFFLINE", "HF_HUB_DISABLE_SYMLINKS", "MODELSCOPE_ENDPOINT", *USE_MODELSCOPE,
-    *NETWORK,
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_HUB_OFFLINE",
+    "HF_HUB_DISABLE_SYMLINKS", *(each.endpoint_variable for each in SOURCES.values()),
+    *(name for each in SOURCES.values() for name in each.usual_variables), *NETWORK,
 )  # fmt: skip
 DEFAULT_CONNECTIONS = 8
 MARGIN_BYTES = 2**30  # that a download leaves free on the disk
@@ -44,14 +48,14 @@ class HubSettingsError(ValueError):
 
 @dataclass(frozen=True)
 class HubSettings:
-    """The Hub of this host.
+    """The Hub of this host, or another source of models.
 
     ``max_bytes_per_second`` limits all processes of the host whose folder is ``host_dir``, without
     one this process; 0: no limit. ``connections`` are those at once. ``link``: under which name
     that host notes how fast files came.
     """
 
-    endpoint: str = HUGGING_FACE
+    endpoint: str = HUGGING_FACE.endpoint
     cache: Path = field(default_factory=lambda: cache_folder(os.environ))
     token: str = field(default="", repr=False)
     max_bytes_per_second: float = 0.0
@@ -62,32 +66,36 @@ class HubSettings:
     authorities: Path | None = None  # a PEM file that counts instead of the usual ones
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
     host_dir: Path | None = None
-    link: str = HUB_LINK
+    link: str = HUGGING_FACE.link
     hub: HubName = "huggingface"
+
+    @property
+    def source(self) -> Source:
+        """Return what this source of models has of its own."""
+        return SOURCES[self.hub]
 
     @property
     def endpoint_variable(self) -> str:
         """Return the variable that names another endpoint."""
-        return "MODELSCOPE_ENDPOINT" if self.hub == MODELSCOPE else "HF_ENDPOINT"
+        return self.source.endpoint_variable
 
     @property
     def token_name(self) -> str:
         """Return the name of the team's secret, and of the variable, that has the token."""
-        return modelscope.TOKEN if self.hub == MODELSCOPE else HUB_TOKEN
+        return self.source.token_name
 
     @property
     def main(self) -> str:
         """Return the branch that is meant where none is named."""
-        return modelscope.MAIN if self.hub == MODELSCOPE else "main"
+        return self.source.main
 
     def ref(self, revision: str) -> str:
-        """Return how the cache names a branch or tag: both hubs may have one of a name."""
-        return f"modelscope/{revision}" if self.hub == MODELSCOPE else revision
+        """Return how the cache names a branch or tag: two sources may have one of a name."""
+        return f"{self.source.ref_prefix}{revision}"
 
     def page(self, repository: str) -> str:
         """Return the address of a repository's page."""
-        place = "/models" if self.hub == MODELSCOPE else ""
-        return f"{self.endpoint}{place}/{repository}"
+        return f"{self.endpoint}{self.source.page_path}/{repository}"
 
     def repository_folder(self, repository: str) -> Path:
         """Return the folder of a repository in the cache."""
@@ -101,9 +109,7 @@ class HubSettings:
         """Return the headers of a request: the token is for the Hub itself only."""
         headers = {"User-Agent": "slipway", "Accept-Encoding": "identity"}
         if self.token and self.is_own(url):
-            bearer = {"Authorization": f"Bearer {self.token}"}
-            is_other = self.hub == MODELSCOPE
-            headers |= modelscope.credentials(self.token) if is_other else bearer
+            headers |= self.source.credentials(self.token)
         return headers
 
     def tls(self) -> ssl.SSLContext | bool:
@@ -123,19 +129,16 @@ def from_environment(
         HubSettingsError: the endpoint is no address, the token none, or a file of authorities
             cannot be read.
     """
-    name = usual_hub(variables) if not hub else MODELSCOPE if hub == MODELSCOPE else "huggingface"
-    is_other = name == MODELSCOPE
-    endpoint_variable = "MODELSCOPE_ENDPOINT" if is_other else "HF_ENDPOINT"
-    usual = modelscope.ENDPOINT if is_other else HUGGING_FACE
-    token = modelscope.TOKEN if is_other else HUB_TOKEN
-    endpoint = _endpoint(variables.get(endpoint_variable, ""), endpoint_variable, usual)
+    source = source_of(hub or usual_hub(variables))
+    variable, token = source.endpoint_variable, source.token_name
+    endpoint = _endpoint(variables.get(variable, ""), variable, source.endpoint)
     proxy = proxy_of(endpoint, variables)
     return HubSettings(
         endpoint=endpoint,
         cache=cache_folder(variables),
         token=_token(variables.get(token, ""), token),
-        link=modelscope.LINK if is_other else HUB_LINK,
-        hub=name,
+        link=source.link,
+        hub=source.name,
         connections=max(1, connections),
         is_offline=any(
             variables.get(name, "").upper() in TRUE
@@ -149,13 +152,23 @@ def from_environment(
 
 def usual_hub(variables: Mapping[str, str]) -> HubName:
     """Return the hub of names that state none, as vLLM and SGLang read it too."""
-    is_other = any(variables.get(name, "").upper() in TRUE for name in USE_MODELSCOPE)
-    return MODELSCOPE if is_other else "huggingface"
+    for source in SOURCES.values():
+        if any(variables.get(name, "").upper() in TRUE for name in source.usual_variables):
+            return source.name
+    return HUGGING_FACE.name
 
 
-def modelscope_endpoint(variables: Mapping[str, str]) -> str:
-    """Return the address of ModelScope as it is stated, right or not, else the usual one."""
-    return variables.get("MODELSCOPE_ENDPOINT", "").strip() or modelscope.ENDPOINT
+def source_of(hub: str) -> Source:
+    """Return a source by its name; without one, or with an unknown one, the Hugging Face Hub."""
+    return next((each for each in SOURCES.values() if each.name == hub), HUGGING_FACE)
+
+
+def source_of_ref(ref: str) -> Source:
+    """Return the source whose branch or tag a name in the cache is."""
+    named = (
+        each for each in SOURCES.values() if each.ref_prefix and ref.startswith(each.ref_prefix)
+    )
+    return next(named, HUGGING_FACE)
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path:

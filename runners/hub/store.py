@@ -30,7 +30,7 @@ from runners.hub.listing import (
 )
 from runners.hub.repository import COMMIT
 from runners.hub.selection import INDEX, MAX_INDEX_BYTES, needed_files, shard_names
-from runners.hub.settings import MODELSCOPE, HubSettings
+from runners.hub.settings import HubSettings, source_of_ref
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
@@ -160,8 +160,8 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
 
 def _is_of_other_hub(repository: str, commit: str, settings: HubSettings) -> bool:
     """Return whether names of another hub stand for a commit, and none of this one."""
-    hubs = {each.startswith(f"{MODELSCOPE}/") for each in _names(repository, commit, settings)}
-    return hubs == {settings.hub != MODELSCOPE}
+    names = _names(repository, commit, settings)
+    return bool(names) and all(source_of_ref(each) is not settings.source for each in names)
 
 
 def revision_of(repository: str, commit: str, settings: HubSettings) -> str:
@@ -343,7 +343,7 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
     """Give complete blobs their names in the snapshot of a commit, and return its folder.
 
     Afterwards the branch or tag that was requested stands for the commit; where a commit of
-    ModelScope was requested, a ref of its digits says whose it is.
+    another source was requested, a ref of its digits says whose it is.
     """
     folder = snapshot_folder(settings, listing.repository, listing.commit)
     folder.mkdir(parents=True, exist_ok=True)
@@ -353,7 +353,7 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
             path.parent.mkdir(parents=True, exist_ok=True)
             same = (folder / each.path for each in files if each.etag == file.etag)
             _link(next(each for each in (blob, *same) if _size(each) == file.size), path, settings)
-    if revision := listing.revision or (listing.commit if settings.hub == MODELSCOPE else ""):
+    if revision := listing.revision or (listing.commit if settings.source.ref_prefix else ""):
         with contextlib.suppress(OSError):  # a complete cache may be there to be read only
             ref = settings.ref(revision)
             _refer(repository_folder(settings, listing.repository), ref, listing.commit)

@@ -28,7 +28,6 @@ from runners.hub.repository import MODULE, RepositoryName
 from runners.hub.selection import code_files, exact_files, some
 from runners.hub.settings import (
     HUB_TOKEN,
-    MODELSCOPE,
     TOKENS,
     HubSettings,
     HubSettingsError,
@@ -155,7 +154,7 @@ class Fetching:
     def _settings_of(self, model: HubModel | HubData) -> HubSettings:
         """Return the settings of the hub that has a model; data sets are Hugging Face's."""
         hub = model.hub or usual_hub(own_variables()) if isinstance(model, HubModel) else ""
-        if hub != MODELSCOPE:
+        if hub in {"", self._settings.hub}:
             return self._settings
         if hub not in self._others:
             found = with_token(from_environment(own_variables(), hub=hub))
@@ -309,12 +308,11 @@ def own_variables() -> dict[str, str]:
 
 def with_token(settings: HubSettings) -> HubSettings:
     """Return settings with the team's token, else with the one that the host's user has."""
-    is_other = settings.hub == MODELSCOPE
-    name = f"{settings.token_name}_FILE" if is_other else KNOWN_VARIABLES[HUB_TOKEN]
-    path = os.environ.get(name)
-    if not path and (settings.token or is_other):
+    name = KNOWN_VARIABLES.get(settings.token_name, f"{settings.token_name}_FILE")
+    path, own = os.environ.get(name), settings.source.token_file
+    if not path and (settings.token or not own):
         return settings
-    place = Path(path) if path else settings.cache.parent / "token"  # of ``hf auth login``
+    place = Path(path) if path else settings.cache.parent / own
     with contextlib.suppress(OSError):
         return dataclasses.replace(settings, token=place.read_text().strip())
     return settings

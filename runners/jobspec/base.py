@@ -60,6 +60,7 @@ class JobDocument(BaseModel):
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")]
 
 
+HubName = Literal["huggingface", "modelscope"]  # sources of models
 SchedulerKind = Literal["slurm", "kubernetes"]
 SchedulerOption = Literal["account", "partition", "qos", "reservation", "queue", "priority_class"]
 # What a job may ask of each scheduler, in place of its host's own options.
@@ -142,7 +143,7 @@ class HubModel(JobDocument):
     revision: RevisionText = ""
     weights: Literal["safetensors", "gguf"] = "safetensors"
     file: str = Field(default="", max_length=LONGEST_NAME)
-    hub: Literal["", "huggingface", "modelscope"] = ""
+    hub: Literal["", HubName] = ""
 
 
 class RandomModel(JobDocument):

@@ -29,7 +29,7 @@ def repository_of(chosen: ModelChoice) -> HubModel | None:
         revision=chosen.revision or name.revision,
         weights="gguf" if is_gguf_repository(text) else "safetensors",
         file=name.file,
-        hub="modelscope" if name.hub else "",
+        hub=name.hub,
     )
 
 

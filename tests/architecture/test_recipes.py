@@ -8,13 +8,17 @@ another process, where the next station begins anew.
 import ast
 import importlib.util
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import get_args
 
 import pytest
 
+from runners.hub.names import parse
+from runners.hub.settings import HUGGING_FACE, PASSED, SOURCES
 from runners.jobspec import JobSpec
+from runners.jobspec.base import HubName
 from runners.jobspec.engines import ENGINES, OWN, ROWS
 from runners.jobspec.kinds import KINDS, KindName
 from webapp.boot.suite import ROOT
@@ -226,23 +230,51 @@ def test_a_kind_or_engine_starts_a_module_that_exists():
         assert not package or importlib.util.find_spec(f"{module}.__main__"), module
 
 
+def test_a_source_of_models_is_a_row_and_no_other_module_knows_its_name():
+    configuration = (ROOT / "templates/docs/configuration.md").read_text("utf-8")
+    assert set(SOURCES) == set(get_args(HubName))
+    for name, source in SOURCES.items():
+        assert {source.endpoint_variable, *source.usual_variables} <= {*PASSED}, name
+        for variable in (source.endpoint_variable, source.token_name, *source.usual_variables):
+            assert f"`{variable}`" in configuration, variable
+        if source is HUGGING_FACE:
+            continue
+        typed = f"{source.scheme}org/name"
+        assert (parse(typed).hub, str(parse(typed))) == (name, typed)
+        users = [path for path in modules() if name.upper() in read_by(tree(path))]
+        assert users == [f"runners/hub/{name}.py", "runners/hub/settings.py"]
+        assert comparisons(modules(), lambda node, name=name: name in constants(node)) == []
+
+
 def test_an_engines_name_stands_in_its_row_and_its_package_alone():
     """A module that compares an engine's name would have to know of every new one."""
     packages = {f"{each.module.replace('.', '/')}/" for each in ROWS if each.name != OWN}
+    others = [path for path in modules() if not path.startswith(tuple(packages))]
+    assert comparisons(others, compares_an_engine) == []
+
+
+@cache
+def modules() -> tuple[str, ...]:
+    """Return the files of the runners and the site."""
     paths = (each for top in ("runners", "webapp") for each in (ROOT / top).rglob("*.py"))
-    modules = {each.relative_to(ROOT).as_posix() for each in paths}
-    found = [
-        f"{module}:{node.lineno}"
-        for module in sorted(modules)
-        if not module.startswith(tuple(packages))
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.Compare) and compares_an_engine(node)
+    return tuple(sorted(each.relative_to(ROOT).as_posix() for each in paths))
+
+
+def comparisons(paths: Iterable[str], is_meant: Callable[[ast.Compare], bool]) -> list[str]:
+    """Return the places of the comparisons that are meant, as ``file:line``."""
+    return [
+        f"{path}:{node.lineno}"
+        for path in paths
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare) and is_meant(node)
     ]
-    assert found == []
+
+
+def constants(node: ast.AST) -> set[object]:
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
 
 
 def compares_an_engine(node: ast.Compare) -> bool:
     """Return whether a comparison names an engine; "slipway" alone is the program's name too."""
-    named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-    found = ENGINES.keys() & named
+    found = ENGINES.keys() & constants(node)
     return bool(found - {OWN} or (found and "engine" in ast.unparse(node)))

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from runners.host.app import QUEUE, sign
 from runners.host.redis_access import celery_options
 from runners.hub.repository import COMMIT
-from runners.hub.settings import MODELSCOPE
+from runners.hub.settings import SOURCES
 from runners.jobspec.compress import LIBRARY_DTYPES
 from runners.jobspec.serve import EngineOptions
 from runners.launchers.launch import engine_of, environment_of
@@ -487,9 +487,9 @@ def _trusted_code(job: Job, attempt: Attempt) -> tuple[str, ...]:
 
     What they allow are commits of the Hugging Face Hub: a model of another hub has no part in it.
     """
-    at_commits = {
-        use.key for use in uses_in(job.spec, but_hub=MODELSCOPE) if COMMIT.fullmatch(use.revision)
-    }
+    without = [each.name for each in SOURCES.values() if not each.runs_own_code]
+    uses = uses_in(job.spec, but_hubs=without)
+    at_commits = {use.key for use in uses if COMMIT.fullmatch(use.revision)}
     return trusted_among(at_commits, {job.team_id, attempt.host.team_id}) if at_commits else ()
 
 

@@ -55,14 +55,14 @@ class Use(NamedTuple):
         return "@".join(self) if COMMIT.fullmatch(self.revision) else self.repository
 
 
-def uses_in(spec: object, but_hub: str = "") -> Iterator[Use]:
-    """Yield the repositories that a job's document names, without those it states of a hub.
+def uses_in(spec: object, but_hubs: Collection[str] = ()) -> Iterator[Use]:
+    """Yield the repositories that a job's document names, without those it states of some hubs.
 
     >>> list(uses_in({"model": {"source": "hub", "repository": "a/b", "revision": "main"}}))
     [Use(repository='a/b', revision='main')]
     """
     if isinstance(spec, dict):
-        is_left_out = but_hub and spec.get("hub") == but_hub
+        is_left_out = spec.get("hub") in but_hubs
         if (
             spec.get("source") == "hub"
             and isinstance(spec.get("repository"), str)
@@ -70,10 +70,10 @@ def uses_in(spec: object, but_hub: str = "") -> Iterator[Use]:
         ):
             yield Use(spec["repository"], str(spec.get("revision") or ""))
         for value in spec.values():
-            yield from uses_in(value, but_hub)
+            yield from uses_in(value, but_hubs)
     elif isinstance(spec, list):
         for value in spec:
-            yield from uses_in(value, but_hub)
+            yield from uses_in(value, but_hubs)
 
 
 def largest_use(spec: object) -> Use | None:

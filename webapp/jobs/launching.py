@@ -13,9 +13,8 @@ from planner.catalog.models import published_config
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
-from runners.hub import modelscope
 from runners.hub.repository import COMMIT
-from runners.hub.settings import HUB_LINK, HUB_TOKEN, MODELSCOPE
+from runners.hub.settings import source_of
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -360,8 +359,7 @@ class LaunchContext:
             return (IN_CACHE if is_commit else IN_CACHE_BEFORE).format(model.repository)
         if missing is None:
             return DOWNLOAD.format(model.repository)
-        link = modelscope.LINK if model.hub == MODELSCOPE else HUB_LINK
-        rate = link_rates(self.host).get(link)
+        rate = link_rates(self.host).get(source_of(model.hub).link)
         takes = f": {rate.words(missing)}" if rate else ""
         return DOWNLOAD_OF.format(model.repository, memory(missing), takes)
 
@@ -499,7 +497,7 @@ def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
     """Return a spec that downloads with the team's token for each hub, if the team has one."""
     hubs = {hub_of(each) for each in hub_references(spec)}
-    names = {modelscope.TOKEN if each == MODELSCOPE else HUB_TOKEN for each in hubs}
+    names = {source_of(each).token_name for each in hubs}
     if not (lacking := names - set(spec.secrets)):
         return spec
     own = Secret.objects.filter(team=team, name__in=lacking).order_by("name")

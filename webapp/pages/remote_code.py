@@ -32,7 +32,8 @@ class CodeForm(forms.Form):
 
     model = forms.CharField(
         label="Model and commit",
-        help_text="Of the Hugging Face Hub, with the 40 digits of the commit that you have read; a branch may change.",
+        help_text="Of the Hugging Face Hub, with the 40 digits of the commit that you have read; "
+        "a branch may change.",
         widget=forms.TextInput(
             {"class": "input", "autocomplete": "off", "placeholder": f"org/name@{SAMPLE}"}
         ),

@@ -18,13 +18,13 @@ from planner.specs.base import PlannerError
 from runners.hub.names import parse, reason_of
 from runners.hub.repository import COMMIT, RepositoryName
 from runners.hub.settings import (
-    HubName,
     HubSettings,
     HubSettingsError,
     from_environment,
     usual_hub,
 )
 from runners.jobspec import HubData, HubModel, ModelSpec
+from runners.jobspec.base import HubName
 from runners.jobspec.references import Reference, with_references
 from runners.plans.document import ModelChoice
 from webapp.accounts.models import Team

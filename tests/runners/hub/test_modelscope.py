@@ -10,9 +10,10 @@ import pytest
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.listing import Listing, check_access, look_up, read_config
+from runners.hub.modelscope import MODELSCOPE
 from runners.hub.names import parse
 from runners.hub.selection import exact_files
-from runners.hub.settings import MODELSCOPE, HubSettings, from_environment, usual_hub
+from runners.hub.settings import HubSettings, from_environment, usual_hub
 from runners.hub.store import resolve_offline, scan
 from tests.hub.hub_server import Hub
 from tests.hub.models import write_files
@@ -25,7 +26,7 @@ Look = Callable[..., Listing]
 @pytest.fixture
 def settings(hub: Hub, tmp_path: Path) -> HubSettings:
     variables = {"MODELSCOPE_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    return replace(from_environment(variables, hub=MODELSCOPE), margin_bytes=0)
+    return replace(from_environment(variables, hub=MODELSCOPE.name), margin_bytes=0)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_a_token_opens_what_is_closed_and_other_answers_are_none(hub, settings, 
 def test_a_host_may_say_that_names_are_modelscopes():
     assert usual_hub({}) == usual_hub({"VLLM_USE_MODELSCOPE": "0"}) == "huggingface"
     for name in ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"):
-        assert usual_hub({name: "True"}) == MODELSCOPE
+        assert usual_hub({name: "True"}) == MODELSCOPE.name
         found = from_environment({name: "True"}, hub="")
         assert found.endpoint == "https://www.modelscope.cn"
         assert from_environment({name: "True"}).endpoint == "https://huggingface.co"

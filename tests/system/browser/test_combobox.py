@@ -52,7 +52,9 @@ def test_a_model_and_four_devices_are_chosen_by_typing(page, stack, axe):
 
 
 def test_a_name_outside_the_catalog_is_sent_as_typed_and_refused_with_near_ones(page, stack):
-    held: list[tuple[Route, APIResponse]] = []  # the first answer, on its way while a name is typed
+    held: list[
+        tuple[Route, APIResponse]
+    ] = []  # the first answer, on its way while a name is typed
 
     def hold(route: Route) -> None:
         if held:
