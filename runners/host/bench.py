@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
+from runners.host.schedulers import SCHEDULERS
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -48,33 +49,16 @@ from runners.shared.messages import RunRequest
 # It runs in the host's folder, and measures the disk where jobs write.
 COMMAND = (sys.executable, "-m", "runners.jobs.bench.device_rates", "--folder", ".")
 TIMEOUT_SECONDS = 300.0
-SLURM_TIMEOUT_SECONDS = 200  # for a free node; otherwise retried later
 RETRY_SECONDS = 600.0
 LOW_PRIORITY = 10
 
 log = logging.getLogger(__name__)
 
 
-# With which the client of Kubernetes finds its cluster: the benchmark's environment is its own.
-OF_CLUSTER = ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-
-
 def command_for(config: HostConfig) -> Sequence[str]:
     """Return the benchmark's command; with a scheduler it runs on a node, as jobs do."""
-    if config.kubernetes:
-        named = [f"{name}={os.environ[name]}" for name in OF_CLUSTER if name in os.environ]
-        return ("env", *named, sys.executable, "-m", "runners.launchers.kubernetes_run", ".",
-                *COMMAND)  # fmt: skip
-    slurm = config.slurm
-    if slurm is None:
-        return COMMAND
-    named = [f"SLURM_CONF={os.environ['SLURM_CONF']}"] if "SLURM_CONF" in os.environ else []
-    cores = slurm.options.get("cpus-per-task", "1")
-    return (
-        "env", f"OMP_NUM_THREADS={cores}", *named,
-        "srun", "--quiet", "--job-name=slipway-microbench", "--nodes=1", "--ntasks=1",
-        f"--immediate={SLURM_TIMEOUT_SECONDS}", "--time=5", *slurm.argv(), *COMMAND,
-    )  # fmt: skip
+    chosen = config.scheduler
+    return SCHEDULERS[chosen.KIND].on_node(chosen, COMMAND) if chosen else COMMAND
 
 
 class MicrobenchRunner:

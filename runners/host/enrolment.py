@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import logging
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -13,14 +12,17 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from runners.host import inventory
+from runners.host.schedulers import SCHEDULERS
 from runners.host.shipping import RefusedError, ServerClient
-from runners.hub.settings import cache_folder
-from runners.launchers import kubernetes, slurm_commands
 from runners.launchers.launch import NoSuchAddressError, interface_of
-from runners.launchers.slurm_commands import SlurmError
 from runners.shared.addresses import AddressError, host_name, web_address
-from runners.shared.config import Credential, HostConfigError, HostDir, write_secret
-from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.config import (
+    Credential,
+    HostConfigError,
+    HostDir,
+    SchedulerSettings,
+    write_secret,
+)
 from runners.shared.messages import (
     BeatReply,
     EnrollReply,
@@ -29,7 +31,6 @@ from runners.shared.messages import (
     RotateReply,
     RotateRequest,
 )
-from runners.shared.slurm import SlurmConfig
 from runners.supervision import child
 
 # Stores the highest epoch received from the server, to detect a restored backup.
@@ -93,7 +94,7 @@ def enroll(
     token: str,
     name: str | None = None,
     address: str | None = None,
-    scheduler: SlurmConfig | KubernetesConfig | None = None,
+    scheduler: SchedulerSettings | None = None,
 ) -> Credential:
     """Exchange the token for a credential, write it, and return it.
 
@@ -115,10 +116,10 @@ def enroll(
     host_dir.make()
     if address:
         _choose_address(host_dir, address)
-    if isinstance(scheduler, SlurmConfig):
-        _choose_slurm(host_dir, scheduler)
-    elif scheduler:
-        _choose_kubernetes(host_dir, scheduler)
+    if scheduler:
+        if problem := SCHEDULERS[scheduler.KIND].problem(scheduler):
+            raise EnrolmentError(f"--{scheduler.KIND}: {problem}")
+        host_dir.save_scheduler(scheduler)
     known = _known(host_dir)
     client = ServerClient(server, known.credential if known else None)
     request = EnrollRequest(
@@ -205,33 +206,6 @@ def _choose_address(host_dir: HostDir, address: str) -> None:
     except (AddressError, NoSuchAddressError) as error:
         raise EnrolmentError(f"--address: {error}") from None
     host_dir.save_address(address)
-
-
-def _choose_slurm(host_dir: HostDir, slurm: SlurmConfig) -> None:
-    try:
-        slurm_commands.partitions()
-    except SlurmError as error:
-        raise EnrolmentError(
-            f"--slurm: {error}\n"
-            "Run this on a machine on which `sinfo` answers, such as a login node."
-        ) from None
-    host_dir.save_slurm(slurm)
-
-
-def _choose_kubernetes(host_dir: HostDir, config: KubernetesConfig) -> None:
-    cache = cache_folder(os.environ)
-    if not cache.resolve().is_relative_to(config.mount_path):
-        raise EnrolmentError(
-            f"--kubernetes: the Hub's cache {cache} is not on the volume at {config.mount_path}: "
-            "the pods would not see what the agent finds there. Set HF_HOME to a folder below it."
-        )
-    if problem := kubernetes.scheduler_facts(config).problem:
-        raise EnrolmentError(
-            f"--kubernetes: {problem}\n"
-            "The account needs create, get, list and delete of jobs, and list and "
-            f"deletecollection of pods, in the namespace {config.namespace}."
-        )
-    host_dir.save_kubernetes(config)
 
 
 def _known(host_dir: HostDir) -> Credential | None:

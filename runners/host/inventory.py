@@ -16,8 +16,8 @@ import psutil
 
 from planner.specs.units import GIB
 from runners.devices import amd, nvidia, other, topology
+from runners.host.schedulers import SCHEDULERS
 from runners.jobspec.engines import ENGINE_PACKAGES
-from runners.launchers import kubernetes, slurm_facts
 from runners.shared import machine
 from runners.shared.addresses import own_addresses
 from runners.shared.config import HostConfig
@@ -82,9 +82,8 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
 
 
 def _scheduler(config: HostConfig) -> SchedulerFacts | None:
-    if config.slurm:
-        return slurm_facts.scheduler_facts(config.slurm)
-    return kubernetes.scheduler_facts(config.kubernetes) if config.kubernetes else None
+    chosen = config.scheduler
+    return SCHEDULERS[chosen.KIND].facts(chosen) if chosen else None
 
 
 def os_name(path: Path) -> str:

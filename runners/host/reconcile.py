@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.host import preflight
+from runners.host.schedulers import SCHEDULERS
 from runners.host.shipping import RefusedError, ServerClient, ServerError, UnknownOptionsError
 from runners.jobspec import JobSpec, TrainSpec, UploadedData
 from runners.jobspec.base import resume_from_of, uploads_of
@@ -23,9 +24,7 @@ from runners.launchers.attempts import (
     attempt_folders,
     with_checkpoint,
 )
-from runners.launchers.kubernetes import KubernetesLauncher
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
-from runners.launchers.slurm import SlurmLauncher
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import (
     AttemptPhase,
@@ -211,9 +210,8 @@ class _Fetch(threading.Thread):
 
 def launcher(config: HostConfig, boot_id: str) -> Launcher:
     """Return the launcher of a host."""
-    if config.slurm:
-        return SlurmLauncher(config.slurm)
-    return KubernetesLauncher(config.kubernetes) if config.kubernetes else LocalLauncher(boot_id)
+    chosen = config.scheduler
+    return SCHEDULERS[chosen.KIND].launcher(chosen) if chosen else LocalLauncher(boot_id)
 
 
 Render = Callable[[JobSpec, Path], list[str]]

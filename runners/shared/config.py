@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from runners.jobspec.base import IpAddress, Port
+from runners.jobspec.base import IpAddress, Port, SchedulerKind
 from runners.shared.environment import creation_error
 from runners.shared.kubernetes import KubernetesConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
@@ -67,6 +67,7 @@ class Credential(BaseModel):
         return with_user(self.redis_url, user, self.redis_secret)
 
 
+SchedulerSettings = SlurmConfig | KubernetesConfig
 OwnPath = Annotated[Path, AfterValidator(Path.expanduser)]  # ``~`` is the agent's home
 
 
@@ -92,14 +93,15 @@ class HostConfig(BaseModel):
 
     @model_validator(mode="after")
     def _is_of_one_scheduler(self) -> Self:
-        if self.slurm and self.kubernetes:
-            raise ValueError("slurm and kubernetes are both set; a host has one scheduler")
+        if len(kinds := [kind for kind in get_args(SchedulerKind) if getattr(self, kind)]) > 1:
+            raise ValueError(f"{' and '.join(kinds)} are both set; a host has one scheduler")
         return self
 
     @property
-    def scheduler(self) -> SlurmConfig | KubernetesConfig | None:
+    def scheduler(self) -> SchedulerSettings | None:
         """Return the settings of the scheduler that owns the machines of the jobs."""
-        return self.slurm or self.kubernetes
+        each = (getattr(self, kind) for kind in get_args(SchedulerKind))
+        return next(filter(None, each), None)
 
 
 class HostDir:
@@ -200,23 +202,14 @@ class HostDir:
         """
         self._save({"address": address})
 
-    def save_slurm(self, slurm: SlurmConfig) -> None:
-        """Store the Slurm configuration in config.json.
+    def save_scheduler(self, scheduler: SchedulerSettings) -> None:
+        """Store the settings of the host's scheduler in config.json; a host has one.
 
         Raises:
             HostConfigError: config.json is there but is not valid.
         """
-        stated = slurm.model_dump(mode="json", exclude_defaults=True)
-        self._save({"slurm": stated, "kubernetes": None})
-
-    def save_kubernetes(self, kubernetes: KubernetesConfig) -> None:
-        """Store the cluster's configuration in config.json.
-
-        Raises:
-            HostConfigError: config.json is there but is not valid.
-        """
-        stated = kubernetes.model_dump(mode="json", exclude_defaults=True)
-        self._save({"kubernetes": stated, "slurm": None})
+        stated = scheduler.model_dump(mode="json", exclude_defaults=True)
+        self._save({**dict.fromkeys(get_args(SchedulerKind)), scheduler.KIND: stated})
 
     def _save(self, changes: Mapping[str, object]) -> None:
         """Write what is set, changed by ``changes``, of which None removes a setting.

@@ -4,12 +4,12 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic import PositiveInt as Positive
 
-from runners.jobspec.base import SchedulerOption
+from runners.jobspec.base import SchedulerKind, SchedulerOption
 from runners.shared.facts import MAX_JOBS
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and /labels/
@@ -27,6 +27,7 @@ class KubernetesConfig(BaseModel):
     """Settings of this host's Jobs in a cluster; part of config.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    KIND: ClassVar[SchedulerKind] = "kubernetes"
 
     image: Image  # the agent's own: the same Python at the same path
     volume_claim: Name  # holds the host's folder, and is mounted on every node (ReadWriteMany)

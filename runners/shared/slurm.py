@@ -3,11 +3,11 @@
 import argparse
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from runners.jobspec.base import SchedulerOption
+from runners.jobspec.base import SchedulerKind, SchedulerOption
 from runners.shared.facts import MAX_JOBS, gpus_of_gres
 
 # Options of sbatch and srun for placement, accounting and resources. None of them names a
@@ -40,6 +40,7 @@ class SlurmConfig(BaseModel):
     """Slurm submission settings of this host; part of config.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    KIND: ClassVar[SchedulerKind] = "slurm"
 
     options: Options = Field(default_factory=dict)
     time_limit_minutes: PositiveInt = 24 * 60

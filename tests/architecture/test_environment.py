@@ -41,7 +41,7 @@ EXCEPTIONS = {
     "runners/jobs/prove/recorder.py": {"KERNEL_CACHE"},
     "runners/launchers/launch.py": {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "name"},
     "runners/supervision/child.py": {"CXX"},
-    "runners/host/bench.py": {"name", "SLURM_CONF"},
+    "runners/host/schedulers.py": {"name", "SLURM_CONF"},
     # What a process of ours sets for the one that it starts, and torchrun for a rank.
     "runners/host/app.py": {"HOST_DIR_VARIABLE", "AGENT_VARIABLE"},
     "runners/host/tasks.py": {"HOST_DIR_VARIABLE"},

@@ -166,11 +166,11 @@ def test_a_damaged_credential_or_config_is_named_and_not_a_traceback(host_dir):
 def test_files_state_only_what_is_set_and_a_newer_agents_files_are_read(host_dir, credential):
     cluster = KubernetesConfig(image="i", volume_claim="v", mount_path="/data")
     host_dir.save_address("10.0.0.7")
-    host_dir.save_kubernetes(cluster)
-    host_dir.save_slurm(SlurmConfig(max_jobs=3))
+    host_dir.save_scheduler(cluster)
+    host_dir.save_scheduler(SlurmConfig(max_jobs=3))
     written = host_dir.path / "config.json"
     assert json.loads(written.read_text()) == {"address": "10.0.0.7", "slurm": {"max_jobs": 3}}
-    host_dir.save_kubernetes(cluster)
+    host_dir.save_scheduler(cluster)
     assert json.loads(written.read_text()).keys() == {"address", "kubernetes"}
     host_dir.save_credential(credential)
     stored = host_dir.path / "credential.json"

@@ -362,7 +362,7 @@ def test_what_a_host_reports_of_its_cluster(cluster, tmp_path, monkeypatch):
 
 
 def test_a_short_command_runs_in_a_pod(cluster, host_dir, capsys):
-    host_dir.save_kubernetes(KubernetesConfig.model_validate(PLAIN))
+    host_dir.save_scheduler(KubernetesConfig.model_validate(PLAIN))
     command = [sys.executable, "-c", "import os; print(os.environ['SLIPWAY_POD_IP'])"]
     assert kubernetes_run.main([str(host_dir.path), *command]) == 0
     assert capsys.readouterr().out == "127.0.0.1\n"
@@ -409,7 +409,7 @@ def test_arguments_become_settings_or_a_sentence():
 
 
 def test_a_host_has_one_scheduler(host_dir):
-    host_dir.save_kubernetes(KubernetesConfig.model_validate(EVERYTHING))
+    host_dir.save_scheduler(KubernetesConfig.model_validate(EVERYTHING))
     assert host_dir.config().scheduler == KubernetesConfig.model_validate(EVERYTHING)
     both = {"slurm": {}, "kubernetes": PLAIN}
     with pytest.raises(ValueError, match="one scheduler"):

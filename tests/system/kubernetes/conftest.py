@@ -44,7 +44,7 @@ def serve(
     monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
     def served(code: str | None = None, **options: object) -> AbstractContextManager[Agent]:
-        host_dir.save_kubernetes(KubernetesConfig.model_validate({**CONFIG, **options}))
+        host_dir.save_scheduler(KubernetesConfig.model_validate({**CONFIG, **options}))
         return serving(host_dir, credential, code)
 
     return served

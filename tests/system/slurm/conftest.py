@@ -63,7 +63,7 @@ def serve(
     monkeypatch.setattr("runners.host.agent.POLL_SECONDS", 0.1)
 
     def served(code: str | None = None, **options: object) -> AbstractContextManager[Agent]:
-        host_dir.save_slurm(SlurmConfig.model_validate({"options": {"mem": "100"}, **options}))
+        host_dir.save_scheduler(SlurmConfig.model_validate({"options": {"mem": "100"}, **options}))
         return serving(host_dir, credential, code)
 
     return served
