@@ -1,4 +1,4 @@
-"""What a process takes from its environment besides Slipway's own variables, and says of it.
+"""What a process takes from its environment, and says of it; what of it a service is given.
 
 ``manage.py up`` imports this module before the packages are installed.
 """

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """The reason codes; ``webapp/jobs/transitions.py`` has a text for each."""
+    """The reason codes; ``webapp/jobs/reason_words.py`` has a text for each."""
 
     OK = "ok"
 
@@ -42,7 +42,7 @@ class Reason(StrEnum):
     STOPPED_BY_USER = "stopped_by_user"
     STOPPED_BY_OPERATOR = "stopped_by_operator"
     SITE_STOPPED = "site_stopped"
-    QUOTA = "quota"
+    QUOTA = "quota"  # of the team; a full quota of a disk is DISK_FULL
     SUPERSEDED = "superseded"
     PEER_ENDED = "peer_ended"
     LOST_AND_ABANDONED_BY_USER = "lost_and_abandoned_by_user"

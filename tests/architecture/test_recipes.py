@@ -15,14 +15,24 @@ from typing import get_args
 
 import pytest
 
+from runners.client.replies.deployments import KeyReply
+from runners.host.schedulers import SCHEDULERS
 from runners.hub.names import parse
 from runners.hub.settings import HUGGING_FACE, PASSED, SOURCES
 from runners.jobspec import JobSpec
-from runners.jobspec.base import HubName
+from runners.jobspec.base import SCHEDULER_OPTIONS, HubName, SchedulerKind, SchedulerOption
 from runners.jobspec.engines import ENGINES, OWN, ROWS
 from runners.jobspec.kinds import KINDS, KindName
+from runners.plans.launch import Launch
+from runners.shared.config import HostConfig, SchedulerSettings
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
+from webapp.deployments.forms import KeyForm
+from webapp.deployments.keys import KeyOptions
+from webapp.deployments.models import ServingKey
+from webapp.gateway.routes import Key
+from webapp.hosts.install_commands import install_commands
+from webapp.hosts.models import Host
 from webapp.jobs.launching import EXPLANATIONS
 
 PAGE = (ROOT / "templates" / "docs" / "architecture.md").read_text("utf-8")
@@ -244,6 +254,41 @@ def test_a_source_of_models_is_a_row_and_no_other_module_knows_its_name():
         users = [path for path in modules() if name.upper() in read_by(tree(path))]
         assert users == [f"runners/hub/{name}.py", "runners/hub/settings.py"]
         assert comparisons(modules(), lambda node, name=name: name in constants(node)) == []
+
+
+def test_a_scheduler_is_in_every_table():
+    kinds = set(get_args(SchedulerKind))
+    assert set(SCHEDULERS) == set(SCHEDULER_OPTIONS) == kinds
+    offered = {name for names in SCHEDULER_OPTIONS.values() for name in names}
+    assert offered == set(get_args(SchedulerOption)) <= set(Launch.model_fields)
+    settings = {each.KIND for each in get_args(SchedulerSettings)}
+    assert settings == {each.launcher.KIND for each in SCHEDULERS.values()} == kinds
+    assert kinds <= set(HostConfig.model_fields)
+    assert kinds <= {value for value, _ in Host._meta.get_field("kind").choices}
+    assert kinds <= {each.key for each in install_commands("http://site", "token")}
+    assert all((ROOT / f"templates/docs/{kind}.md").is_file() for kind in kinds)
+
+
+def test_every_setting_of_a_host_is_in_the_docs():
+    page = (ROOT / "templates/docs/hosts.md").read_text("utf-8")
+    lacking = [name for name in HostConfig.model_fields if not re.search(rf"\b{name}\b", page)]
+    assert lacking == []
+
+
+def test_a_limit_of_a_key_is_known_everywhere():
+    limits = {
+        name for name, field in KeyOptions.model_fields.items() if field.annotation == int | None
+    }
+    assert limits
+    for known in (
+        {each.name for each in ServingKey._meta.get_fields()},
+        Key.__dataclass_fields__,
+        KeyForm.base_fields,
+        KeyReply.model_fields,
+    ):
+        assert limits <= set(known)
+    told = (ROOT / "webapp/gateway/key_limits.py").read_text("utf-8")
+    assert {name for name in limits if f'"{name}"' not in told} == set()
 
 
 def test_an_engines_name_stands_in_its_row_and_its_package_alone():
