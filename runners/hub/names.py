@@ -14,7 +14,7 @@ from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError, PlannerError
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
-from runners.hub.settings import SOURCES
+from runners.hub.settings import SOURCES, stated_endpoint
 from runners.hub.source import Source
 from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
@@ -86,7 +86,7 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
 def _other_site(source: Source, host: str) -> str:
     """Return why a page is not of the site of its source that is asked, "" if it is."""
     site = next((each for each in source.sites if each in host), "")
-    stated = os.environ.get(source.endpoint_variable, "").strip() or source.endpoint
+    stated = stated_endpoint(source, os.environ)
     asked = next((each for each in source.sites if each in stated.lower()), source.sites[0])
     if site == asked:  # or its mirror's
         return ""

@@ -100,8 +100,8 @@ def code_files(
 
     Raises:
         HubError: remote_code: the code is not allowed, is of a source whose commits fix nothing
-            or of another repository, or there is none; unusable: a config is no JSON object; or any
-            of ``read_file``.
+            or of another repository, or there is none; unusable: a config is no JSON object; or
+            any of ``read_file``.
     """
     if not settings.source.runs_own_code:
         raise HubError(

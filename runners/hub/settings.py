@@ -163,6 +163,11 @@ def source_of(hub: str) -> Source:
     return next((each for each in SOURCES.values() if each.name == hub), HUGGING_FACE)
 
 
+def stated_endpoint(source: Source, variables: Mapping[str, str]) -> str:
+    """Return the address of a source as it is stated, right or not, else the usual one."""
+    return variables.get(source.endpoint_variable, "").strip() or source.endpoint
+
+
 def source_of_ref(ref: str) -> Source:
     """Return the source whose branch or tag a name in the cache is."""
     named = (
