@@ -61,6 +61,7 @@ INSTALLED_APPS = [
     "webapp.tunings",
     "webapp.workflows",
     "webapp.deployments",
+    "webapp.servers",
     "webapp.audit",
     "webapp.metrics",
     "webapp.core",

@@ -27,6 +27,7 @@ from runners.client.replies.library import *
 from runners.client.replies.machines import *
 from runners.client.replies.model_copies import *
 from runners.client.replies.plans import *
+from runners.client.replies.servers import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
 from runners.client.replies.tunings import *
@@ -671,6 +672,34 @@ class Operations:
         self, *, limit: int = 200, cursor: str = "", days: int = 30, month: str | None = None
     ) -> UsagePage:
         """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
+
+    @operation("GET", "/servers")
+    def list_servers(self, *, limit: int = 50, cursor: str = "") -> ServerPage:
+        """Return the teams' observed servers, the newest first."""
+
+    @operation("POST", "/servers")
+    def add_server(
+        self, body: NewServer | JsonObject, *, idempotency_key: str | None = None
+    ) -> ServerDetail:
+        """Watch a server that somebody else started; nothing of it is changed."""
+
+    @operation("GET", "/servers/{server_id}")
+    def get_server(self, server_id: str) -> ServerDetail:
+        """Return an observed server, as of the last look, with what its plan says."""
+
+    @operation("PATCH", "/servers/{server_id}")
+    def change_server(
+        self,
+        server_id: str,
+        body: ChangedServer | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> ServerDetail:
+        """Change what a server is called and what stands beside it."""
+
+    @operation("DELETE", "/servers/{server_id}")
+    def remove_server(self, server_id: str, *, idempotency_key: str | None = None) -> None:
+        """Watch a server no longer, and delete its points; the server runs on."""
 
     @operation("GET", "/models")
     def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:

@@ -29,6 +29,7 @@ from webapp.api import (
     model_copies,
     openapi,
     plans,
+    servers,
     stored_files,
     team,
     tunings,
@@ -165,6 +166,7 @@ api.add_router("/pools", machines.queue_router)
 api.add_router("/workflows", workflows.router)
 api.add_router("", tunings.router)
 api.add_router("", deployments.router)
+api.add_router("", servers.router)
 api.add_router("", library.router)
 api.add_router("", team.router)
 

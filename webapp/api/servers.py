@@ -1,0 +1,196 @@
+"""Operations on observed servers: those that somebody else started."""
+
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from django.urls import reverse
+from ninja import Query, Router, Status
+from pydantic import Field
+
+from runners.client.replies.servers import (
+    ServerFigure,
+    ServedModelReply,
+    ServerDetail,
+    ServerPage,
+    ServerReply,
+    ServerWindow,
+)
+from runners.jobspec.base import NAME_LENGTH
+from webapp.accounts.models import Role, Team, team_ids_of
+from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.api.auth import ADMIN, READ
+from webapp.api.requests import Paging, Sent, page_keys
+from webapp.core.problems import REFUSALS
+from webapp.core.queries import in_order
+from webapp.hosts.models import Host
+from webapp.plans.models import Plan
+from webapp.servers.comparing import beside_plan
+from webapp.servers.figures import Window
+from webapp.servers.models import MOST_URL, SECRET_NAME_LENGTH, ObservedServer
+from webapp.servers.services import (
+    EXAMPLE,
+    Beside,
+    server_add,
+    server_change,
+    server_for,
+    server_remove,
+    visible_server,
+)
+
+router = Router(tags=["servers"], auth=READ)
+Name = Annotated[str, Field(max_length=NAME_LENGTH, description="Empty: its address")]
+SecretName = Annotated[
+    str,
+    Field(max_length=SECRET_NAME_LENGTH, description="Secret of the team that holds its key"),
+]
+PlanId = Annotated[str | None, Field(description="Id of a saved plan; null: none")]
+HostSlug = Annotated[str | None, Field(description="Slug of a host; null: none")]
+
+
+class NewServer(Sent):
+    """A server to watch."""
+
+    address: Annotated[
+        str, Field(max_length=MOST_URL, description=f"Such as {EXAMPLE}, with or without /v1")
+    ]
+    name: Name = ""
+    secret: SecretName = ""
+    plan: PlanId = None
+    host: HostSlug = None
+
+
+class ChangedServer(Sent):
+    """What is to change; a field that is left out stays."""
+
+    name: Name | None = None
+    secret: SecretName | None = None
+    plan: PlanId = None
+    host: HostSlug = None
+
+
+def _reply(row: ObservedServer) -> dict[str, Any]:
+    return {
+        "id": row.pk,
+        "name": row.name,
+        "address": row.url,
+        "team": row.team_id,
+        "owner": row.owner.get_username() if row.owner else "",
+        "secret": row.secret,
+        "plan": row.plan_id,
+        "host": row.host.slug if row.host else "",
+        "created_at": row.created_at,
+        "state": row.state,
+        "engine": row.engine,
+        "release": row.release,
+        "models": [ServedModelReply(**each) for each in row.served_models],
+        "looked_at": row.looked_at,
+        "answered_at": row.answered_at,
+        "silent_since": row.silent_since,
+        "problem": row.problem,
+        "figures": row.figures,
+        "window": ServerWindow(**Window.model_validate(row.window or {}).model_dump()),
+        "url": reverse("server-detail", args=[row.pk]),
+    }
+
+
+def _detail(row: ObservedServer) -> ServerDetail:
+    beside = beside_plan(row)
+    rows = beside.rows if beside else ()
+    return ServerDetail(
+        **_reply(row),
+        compared=[
+            ServerFigure(
+                name=each.name,
+                measured=beside.window.figures[each.name] if beside else 0.0,
+                predicted=each.predicted.value if each.predicted else None,
+                low=each.predicted.low if each.predicted else None,
+                high=each.predicted.high if each.predicted else None,
+                note=each.note,
+            )
+            for each in rows
+        ],
+        compared_concurrency=beside.load.concurrency if beside and beside.load else None,
+    )
+
+
+def _beside(request: HttpRequest, team: Team, given: dict[str, Any], old: Beside) -> Beside:
+    """Return what stands beside a server: as given, and as before where nothing is."""
+    plan, host = old.plan, old.host
+    if "plan" in given:
+        named = given["plan"]
+        plan = visible_or_404(Plan, request.user, pk=named, team=team) if named else None
+    if "host" in given:
+        named = given["host"]
+        host = visible_or_404(Host, request.user, slug=named, team=team) if named else None
+    secret = given.get("secret")
+    return Beside(plan, host, old.secret if secret is None else secret)
+
+
+@router.get("/servers", response={200: ServerPage, **REFUSALS}, operation_id="list_servers")
+def server_list(request: HttpRequest, paging: Query[Paging]) -> ServerPage:
+    """Return the teams' observed servers, the newest first."""
+    teams = team_ids_of(request.user)
+    rows = ObservedServer.objects.filter(team__in=teams)
+    listed = page_keys(rows, "created_at", teams, paging)
+    found = in_order(ObservedServer.objects.select_related("owner", "host"), listed.keys)
+    return ServerPage(
+        items=[ServerReply(**_reply(each)) for each in found], next_cursor=listed.next_cursor
+    )
+
+
+@router.post(
+    "/servers", auth=ADMIN, response={201: ServerDetail, **REFUSALS}, operation_id="add_server"
+)
+def server_make(request: HttpRequest, body: NewServer) -> Status[ServerDetail]:
+    """Watch a server that somebody else started; nothing of it is changed."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.OPERATOR)
+    given = body.model_dump()
+    row = server_add(
+        team=membership.team,
+        by=signed_in(request),
+        url=body.address,
+        name=body.name,
+        beside=_beside(request, membership.team, given, Beside()),
+    )
+    return Status(201, _detail(row))
+
+
+@router.get(
+    "/servers/{server_id}", response={200: ServerDetail, **REFUSALS}, operation_id="get_server"
+)
+def server_get(request: HttpRequest, server_id: str) -> ServerDetail:
+    """Return an observed server, as of the last look, with what its plan says."""
+    return _detail(visible_server(request, server_id))
+
+
+@router.patch(
+    "/servers/{server_id}",
+    auth=ADMIN,
+    response={200: ServerDetail, **REFUSALS},
+    operation_id="change_server",
+)
+def server_edit(request: HttpRequest, server_id: str, body: ChangedServer) -> ServerDetail:
+    """Change what a server is called and what stands beside it."""
+    row = server_for(request, server_id)
+    given = body.model_dump(exclude_unset=True)
+    old = Beside(row.plan, row.host, row.secret)
+    changed = server_change(
+        server=row,
+        by=signed_in(request),
+        name=given.get("name") or row.name,
+        beside=_beside(request, row.team, given, old),
+    )
+    return _detail(changed)
+
+
+@router.delete(
+    "/servers/{server_id}",
+    auth=ADMIN,
+    response={204: None, **REFUSALS},
+    operation_id="remove_server",
+)
+def server_delete(request: HttpRequest, server_id: str) -> Status[None]:
+    """Watch a server no longer, and delete its points; the server runs on."""
+    server_remove(server=server_for(request, server_id), by=signed_in(request))
+    return Status(204, None)
