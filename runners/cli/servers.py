@@ -141,8 +141,8 @@ def _show(row: "ServerDetail") -> None:
     show(table(("FIGURE", "MEASURED", "PREDICTED", "80 % INTERVAL", "NOTE"), shown))
     if row.compared_concurrency is not None:
         typer.echo(
-            f"Predicted (modelled) for {row.compared_concurrency} requests in flight, as measured. "
-            "This calibrates nothing."
+            f"Predicted (modelled) for {row.compared_concurrency} requests in flight, as was "
+            "measured. This calibrates nothing."
         )
 
 

@@ -45,6 +45,7 @@ from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measuremen
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
+from webapp.servers.models import ObservedServer
 from webapp.tunings.models import Tuning
 from webapp.wizard.drafts import draft_begin
 from webapp.workflows.models import Workflow
@@ -387,8 +388,12 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         host=job.host, repository="acme/small", commit="a" * 40, asked_by="olga",
         files=[{"path": "config.json", "size_bytes": 2, "etag": "b" * 40}],
     )  # fmt: skip
+    server = ObservedServer.objects.create(
+        team=team, owner=alice, name="theirs", url="http://127.0.0.1:1"
+    )
     known = {
         "team": team.pk,
+        "<slug:server_id>": server.pk,
         "<slug:copy_id>": copied.pk,
         "<copy_id>": copied.pk,
         "<org>": "acme",

@@ -8,9 +8,9 @@ from ninja import Query, Router, Status
 from pydantic import Field
 
 from runners.client.replies.servers import (
-    ServerFigure,
     ServedModelReply,
     ServerDetail,
+    ServerFigure,
     ServerPage,
     ServerReply,
     ServerWindow,
