@@ -39,6 +39,9 @@ class Engine(NamedTuple):
     release_path: str = ""
     release_field: str = "version"
     told_by: str = ""  # a field of that answer by which a server without figures is recognised
+    context_field: tuple[str, ...] = ()  # there, if /v1/models does not say the longest request
+    command: str = "vllm serve {model}"  # as the wizard reads it
+    length_option: str = "--max-model-len"
     switch: str = ""  # option of its command line without which it has no /metrics
     running: Names = ()
     waiting: Names = ()
@@ -55,7 +58,20 @@ class Engine(NamedTuple):
     decode_seconds: Names = ()  # in all, of an engine without a histogram of tpot
 
 
-ENGINES = (
+ENGINES = (  # one of Slipway shows the names of its engine too, behind its own
+    Engine(
+        "slipway",
+        "Slipway",
+        prefix="slipway_",
+        running=("slipway_running_requests",),
+        waiting=("slipway_waiting_requests",),
+        kv_used=("slipway_kv_cache_used_ratio",),
+        prompt_tokens=("slipway_prompt_tokens_total",),
+        output_tokens=("slipway_output_tokens_total",),
+        requests=("slipway_ttft_seconds_count",),
+        ttft=("slipway_ttft_seconds",),
+        tpot=("slipway_tpot_seconds",),
+    ),
     Engine(
         "vllm",
         "vLLM",
@@ -81,6 +97,8 @@ ENGINES = (
         prefix="sglang:",
         owned_by="sglang",
         release_path="/get_server_info",
+        command="python -m sglang.launch_server --model-path {model}",
+        length_option="--context-length",
         switch="--enable-metrics",
         running=("sglang:num_running_reqs",),
         waiting=("sglang:num_queue_reqs",),
@@ -103,6 +121,9 @@ ENGINES = (
         release_path="/props",
         release_field="build_info",
         told_by="build_info",
+        context_field=("default_generation_settings", "n_ctx"),
+        command="llama-server -m {model}",
+        length_option="-c",
         switch="--metrics",
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
@@ -117,6 +138,7 @@ ENGINES = (
         prefix="tgi_",
         release_path="/info",
         told_by="max_total_tokens",
+        context_field=("max_total_tokens",),
         running=("tgi_batch_current_size",),
         waiting=("tgi_queue_size",),
         prompt_tokens=("tgi_request_input_length_sum",),
@@ -126,19 +148,13 @@ ENGINES = (
         latency=("tgi_request_duration",),
     ),
     Engine(
-        "slipway",
-        "Slipway",
-        prefix="slipway_",
-        running=("slipway_running_requests",),
-        waiting=("slipway_waiting_requests",),
-        kv_used=("slipway_kv_cache_used_ratio",),
-        prompt_tokens=("slipway_prompt_tokens_total",),
-        output_tokens=("slipway_output_tokens_total",),
-        requests=("slipway_ttft_seconds_count",),
-        ttft=("slipway_ttft_seconds",),
-        tpot=("slipway_tpot_seconds",),
+        "ollama",
+        "Ollama",
+        release_path="/api/version",
+        told_by="version",
+        command="ollama run {model}",
+        length_option="",
     ),
-    Engine("ollama", "Ollama", release_path="/api/version", told_by="version"),
 )
 BY_NAME: Mapping[str, Engine] = {each.name: each for each in ENGINES}
 GAUGES = ("running", "waiting", "kv_used")
@@ -267,12 +283,10 @@ def read_metrics(text: str) -> tuple[Engine | None, Reading]:
     """
     samples = _Samples(text)
     present = samples.sums.keys()
-    # An endpoint of Slipway shows its engine's own names behind its own.
-    order = sorted(ENGINES, key=lambda each: each.name != "slipway")
     engine = next(
         (
             each
-            for each in order
+            for each in ENGINES
             if each.prefix and any(name.startswith(each.prefix) for name in present)
         ),
         None,

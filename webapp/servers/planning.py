@@ -2,7 +2,10 @@
 
 import shlex
 
+from webapp.servers.engines import BY_NAME, Engine
 from webapp.servers.models import ObservedServer
+
+UNKNOWN = Engine("", "")  # any server of OpenAI's API is planned as one of the usual engine
 
 
 def command_of(server: ObservedServer) -> str:
@@ -14,16 +17,11 @@ def command_of(server: ObservedServer) -> str:
     """
     if not server.served_models:
         return ""
-    first = server.served_models[0]
-    model = shlex.quote(first.get("root") or first["name"])
+    engine, first = BY_NAME.get(server.engine, UNKNOWN), server.served_models[0]
+    command = engine.command.format(model=shlex.quote(first.get("root") or first["name"]))
     length = first.get("max_model_len")
-    if server.engine == "sglang":
-        option = f" --context-length {length}" if length else ""
-        return f"python -m sglang.launch_server --model-path {model}{option}"
-    if server.engine == "llamacpp":
-        option = f" -c {length}" if length else ""
-        return f"llama-server -m {model}{option}"
-    if server.engine == "ollama":
-        return f"ollama run {model}"
-    option = f" --max-model-len {length}" if length else ""
-    return f"vllm serve {model}{option}"
+    return (
+        f"{command} {engine.length_option} {length}"
+        if length and engine.length_option
+        else command
+    )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Any
 
 import httpx
@@ -131,6 +132,7 @@ class _Looker:
             UnreadableError: another status, or more bytes than there may be.
         """
         async with self._client.stream("GET", f"{self._target.url}{path}") as answer:
+            _refuse_link_local(answer)
             if answer.status_code != HTTPStatus.OK:
                 raise UnreadableError(_refusal(path, answer))
             if answer.headers.get("Content-Encoding", IDENTITY) != IDENTITY:
@@ -211,12 +213,22 @@ def _served(row: Mapping[str, Any]) -> Served:
 
 def _context(engine: Engine, said: Mapping[str, Any]) -> int | None:
     """Return the longest request in tokens where only the engine's own address says it."""
-    found: object = None
-    if engine.name == "llamacpp" and isinstance(said.get("default_generation_settings"), dict):
-        found = said["default_generation_settings"].get("n_ctx")
-    elif engine.name == "tgi":
-        found = said.get("max_total_tokens")
+    found: object = said if engine.context_field else None
+    for name in engine.context_field:
+        found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, int) and 0 < found < 2**31 else None
+
+
+def _refuse_link_local(answer: httpx.Response) -> None:
+    """Refuse an answer from a link-local address: clouds serve a machine's credentials there.
+
+    Raises:
+        UnreadableError: the address, also that of a name, is link-local.
+    """
+    stream = answer.extensions.get("network_stream")
+    peer = stream.get_extra_info("server_addr") if stream is not None else None
+    if peer and ip_address(str(peer[0]).partition("%")[0]).is_link_local:
+        raise UnreadableError("Its address is link-local, where no server of models is.")
 
 
 def _refusal(path: str, answer: httpx.Response) -> str:

@@ -19,6 +19,7 @@ from webapp.hosts.models import HostModel, ModelCopy, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan, PlanState
+from webapp.servers.models import ObservedServer
 from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
 
@@ -47,7 +48,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 27
+    assert len(LISTS) == 28
     assert wrong == []
 
 
@@ -75,6 +76,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     )
     kept = Deployment.objects.get()
     Deployment.objects.create(team=team, owner=alice, name="second", plan=kept.plan)
+    ObservedServer.objects.create(team=team, owner=alice, name="second", url="http://b")
     key_make(team=team, by=alice, options=KeyOptions(name="desk"))
     for key in ServingKey.objects.all():
         Usage.objects.create(key=key, deployment=kept, day=now().date(), requests=1)

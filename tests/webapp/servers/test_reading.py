@@ -1,9 +1,11 @@
 """What is read of a server: engines by their own figures, and servers with bad manners."""
 
 import asyncio
+import functools
 import math
 import tracemalloc
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,6 +198,35 @@ def test_a_key_goes_to_the_named_address_alone(fake):
     for key in ("two\nlines", "a b", "schlüssel"):
         with pytest.raises(UnreadableError, match="cannot be sent as a key"):
             look(Target(fake.url, key=key))
+
+
+def test_a_link_local_address_is_not_read():
+    """Also that of a name: the address counts that was connected to."""
+
+    class Stream:
+        def get_extra_info(self, name: str):
+            return (self.address, 80) if name == "server_addr" else None
+
+    for address, is_read in (
+        ("169.254.169.254", False),
+        ("fe80::1%eth0", False),
+        ("10.0.0.5", True),
+    ):
+        stream = Stream()
+        stream.address = address
+        transport = httpx.MockTransport(lambda _, stream=stream: _answer(stream))
+        looked = functools.partial(asyncio.run, look_at(Target("http://metadata"), transport))
+        if is_read:
+            assert looked().models == (), address
+        else:
+            with pytest.raises(UnreadableError, match="link-local"):
+                looked()
+
+
+def _answer(stream: object) -> httpx.Response:
+    """Return an answer over a stream; unlike one with content, it can be streamed."""
+    body = httpx.ByteStream(b'{"data": []}')
+    return httpx.Response(200, stream=body, extensions={"network_stream": stream})
 
 
 def test_nobody_listens():
