@@ -62,8 +62,16 @@ class NewServer(Sent):
 class ChangedServer(Sent):
     """What is to change; a field that is left out stays."""
 
-    name: Name | None = None
-    secret: SecretName | None = None
+    name: Annotated[
+        str | None, Field(max_length=NAME_LENGTH, description="Empty or null: as it is")
+    ] = None
+    secret: Annotated[
+        str | None,
+        Field(
+            max_length=SECRET_NAME_LENGTH,
+            description="Secret of the team that holds its key; empty: none",
+        ),
+    ] = None
     plan: PlanId = None
     host: HostSlug = None
 

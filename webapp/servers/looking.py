@@ -70,7 +70,8 @@ class Observer:
         at = self._clock()
         for row, answer in [*found, *zip(ready, answers, strict=True)]:
             self._keep(row, answer, at)
-        publish_all(_messages(rows))
+        if rows:
+            publish_all(_messages(rows))
         return sum(isinstance(each, Look) for each in answers)
 
     def _keep(self, row: ObservedServer, answer: Answer, at: float) -> None:

@@ -87,6 +87,13 @@ async def look_at(target: Target, transport: httpx.AsyncBaseTransport | None = N
         raise UnreadableError(_words(error)) from error
 
 
+def _shown(text: str, most: int) -> str:
+    """Return a foreign text for pages and terminals: what does not show is one sign each."""
+    return "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:most]
+    )
+
+
 def _headers(key: str) -> dict[str, str]:
     headers = {"Accept-Encoding": IDENTITY, "User-Agent": "slipway"}
     if key and not (key.isascii() and key.isprintable() and " " not in key):
@@ -101,7 +108,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"It did not answer within {LOOK_SECONDS:g} s."
     if isinstance(error, httpx.ConnectError):
-        return f"No connection: {str(error)[:160] or 'refused'}."
+        return f"No connection: {_shown(str(error), 160) or 'refused'}."
     return f"The answer broke off: {type(error).__name__}."
 
 
@@ -179,7 +186,11 @@ class _Looker:
         try:
             engine, reading = read_metrics(body.decode())
         except (ValueError, LookupError) as error:  # UnicodeDecodeError is one
-            return None, None, f"No figures: {METRICS} is not Prometheus text ({error!s:.80})."
+            return (
+                None,
+                None,
+                f"No figures: {METRICS} is not Prometheus text ({_shown(str(error), 80)}).",
+            )
         if engine is None:
             return None, None, f"No figures: {METRICS} has none of an engine that is known here."
         return engine, reading, ""
@@ -196,7 +207,7 @@ class _Looker:
             if known is None and engine.told_by not in said:
                 continue
             release = said.get(engine.release_field)
-            text = release[:MOST_RELEASE] if isinstance(release, str) else ""
+            text = _shown(release, MOST_RELEASE) if isinstance(release, str) else ""
             return engine, text, _context(engine, said)
         return known, "", None
 
@@ -205,8 +216,8 @@ def _served(row: Mapping[str, Any]) -> Served:
     root = row.get("root")
     length = row.get("max_model_len")
     return Served(
-        str(row["id"])[:MOST_NAME],
-        root[:MOST_NAME] if isinstance(root, str) else "",
+        _shown(str(row["id"]), MOST_NAME),
+        _shown(root, MOST_NAME) if isinstance(root, str) else "",
         length if isinstance(length, int) and 0 < length < 2**31 else None,
     )
 
@@ -236,6 +247,6 @@ def _refusal(path: str, answer: httpx.Response) -> str:
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return f"{path} refuses the key (status {status}): name a secret that holds a valid one."
     if answer.is_redirect:
-        place = answer.headers.get("Location", "")[:120]
+        place = _shown(answer.headers.get("Location", ""), 120)
         return f"{path} redirects to {place}, which is not followed: give that address instead."
     return f"{path} answers with status {status}."

@@ -147,6 +147,12 @@ def test_engine_and_release_are_known_without_figures_too(fake, engine, release,
     assert switch in found.note
 
 
+def test_a_name_acts_on_no_terminal(fake):
+    fake.be("vllm", None, id="tiny\x1b]0;owned\x07", root="acme\u202egnp")
+    found = look(Target(fake.url)).models[0]
+    assert (found.name, found.root) == ("tiny�]0;owned�", "acme�gnp")
+
+
 def test_a_server_that_shows_figures_alone_is_read(fake):
     fake.answers = {"/metrics": fakes.tgi(3)}
     found = look(Target(fake.url))
