@@ -242,7 +242,12 @@ def test_a_plan_stands_beside_what_was_measured_at_the_measured_load(
     assert rows["tokens_per_second"].predicted is None
     assert "no request at 20%" in rows["tokens_per_second"].note
     page = client_of(bob).get(f"/servers/{server.pk}/").content.decode()
-    for words in ("2 requests in flight", "100 prompt and 11 answer tokens", "calibrate nothing"):
+    for words in (
+        "data-plotly=",
+        "2 requests in flight",
+        "100 prompt and 11 answer tokens",
+        "calibrate nothing",
+    ):
         assert words in page, words
     reply = client_of(bob).get(f"/api/v1/servers/{server.pk}").json()
     assert reply["compared_concurrency"] == 2
