@@ -92,7 +92,7 @@ def server_add(
     output: OutputOption = "table",
 ) -> None:
     """Watch a server from now on; it is only read, and runs on untouched."""
-    sent = {"address": url, "name": name, **_beside(plan, key_secret, host)}
+    sent = {"address": url, "name": name, **_links(plan, key_secret, host)}
     with server() as client:
         made = client.add_server(sent)
     if wrote(made, output):
@@ -100,7 +100,7 @@ def server_add(
     typer.echo(f"{made.name} is watched: {made.id}")
 
 
-def _beside(plan: str | None, secret: str | None, host: str | None) -> dict[str, Any]:
+def _links(plan: str | None, secret: str | None, host: str | None) -> dict[str, Any]:
     """Return the fields that were given; an empty text is none."""
     sent: dict[str, Any] = {} if secret is None else {"secret": secret}
     sent |= {} if plan is None else {"plan": plan or None}
@@ -157,7 +157,7 @@ def server_change(
     output: OutputOption = "table",
 ) -> None:
     """Change what a server is called, and what stands beside it."""
-    sent = {**({} if name is None else {"name": name}), **_beside(plan, key_secret, host)}
+    sent = {**({} if name is None else {"name": name}), **_links(plan, key_secret, host)}
     with server() as client:
         changed = client.change_server(_of(client, observed).id, sent)
     if wrote(changed, output):

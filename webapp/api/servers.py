@@ -24,12 +24,12 @@ from webapp.core.problems import REFUSALS
 from webapp.core.queries import in_order
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
-from webapp.servers.comparing import beside_plan
+from webapp.servers.comparing import compare_with_plan
 from webapp.servers.figures import Window
 from webapp.servers.models import MOST_URL, SECRET_NAME_LENGTH, ObservedServer
 from webapp.servers.services import (
     EXAMPLE,
-    Beside,
+    ServerLinks,
     server_add,
     server_change,
     server_for,
@@ -102,14 +102,14 @@ def _reply(row: ObservedServer) -> dict[str, Any]:
 
 
 def _detail(row: ObservedServer) -> ServerDetail:
-    beside = beside_plan(row)
-    rows = beside.rows if beside else ()
+    compared = compare_with_plan(row)
+    rows = compared.rows if compared else ()
     return ServerDetail(
         **_reply(row),
         compared=[
             ServerFigure(
                 name=each.name,
-                measured=beside.window.figures[each.name] if beside else 0.0,
+                measured=compared.window.figures[each.name] if compared else 0.0,
                 predicted=each.predicted.value if each.predicted else None,
                 low=each.predicted.low if each.predicted else None,
                 high=each.predicted.high if each.predicted else None,
@@ -117,11 +117,13 @@ def _detail(row: ObservedServer) -> ServerDetail:
             )
             for each in rows
         ],
-        compared_concurrency=beside.load.concurrency if beside and beside.load else None,
+        compared_concurrency=compared.load.concurrency if compared and compared.load else None,
     )
 
 
-def _beside(request: HttpRequest, team: Team, given: dict[str, Any], old: Beside) -> Beside:
+def _links(
+    request: HttpRequest, team: Team, given: dict[str, Any], old: ServerLinks
+) -> ServerLinks:
     """Return what stands beside a server: as given, and as before where nothing is."""
     plan, host = old.plan, old.host
     if "plan" in given:
@@ -131,7 +133,7 @@ def _beside(request: HttpRequest, team: Team, given: dict[str, Any], old: Beside
         named = given["host"]
         host = visible_or_404(Host, request.user, slug=named, team=team) if named else None
     secret = given.get("secret")
-    return Beside(plan, host, old.secret if secret is None else secret)
+    return ServerLinks(plan, host, old.secret if secret is None else secret)
 
 
 @router.get("/servers", response={200: ServerPage, **REFUSALS}, operation_id="list_servers")
@@ -159,7 +161,7 @@ def server_make(request: HttpRequest, body: NewServer) -> Status[ServerDetail]:
         by=signed_in(request),
         url=body.address,
         name=body.name,
-        beside=_beside(request, membership.team, given, Beside()),
+        links=_links(request, membership.team, given, ServerLinks()),
     )
     return Status(201, _detail(row))
 
@@ -182,12 +184,12 @@ def server_edit(request: HttpRequest, server_id: str, body: ChangedServer) -> Se
     """Change what a server is called and what stands beside it."""
     row = server_for(request, server_id)
     given = body.model_dump(exclude_unset=True)
-    old = Beside(row.plan, row.host, row.secret)
+    old = ServerLinks(row.plan, row.host, row.secret)
     changed = server_change(
         server=row,
         by=signed_in(request),
         name=given.get("name") or row.name,
-        beside=_beside(request, row.team, given, old),
+        links=_links(request, row.team, given, old),
     )
     return _detail(changed)
 

@@ -22,7 +22,7 @@ from webapp.core.parameters import choice_in_query, page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.live.stream import live_context, page_or_regions
-from webapp.servers.comparing import beside_plan
+from webapp.servers.comparing import compare_with_plan
 from webapp.servers.engines import BY_NAME
 from webapp.servers.forms import ServerForm
 from webapp.servers.looking import EVERY_SECONDS, topic
@@ -81,7 +81,7 @@ def server_save(request: HttpRequest) -> HttpResponse:
             by=signed_in(request),
             url=form.cleaned_data["url"],
             name=form.cleaned_data["name"],
-            beside=form.beside,
+            links=form.links,
         )
     except Problem as problem:
         form.refuse(problem)
@@ -110,7 +110,7 @@ def _detail(
     context: dict[str, Any] = {
         "server": row,
         "engine": BY_NAME.get(row.engine),
-        "beside": beside_plan(row),
+        "comparison": compare_with_plan(row),
         "charts": drawn,
         "span_words": SPANS[span][0],
         "spans": [
@@ -149,7 +149,7 @@ def server_edit(request: HttpRequest, server_id: str) -> HttpResponse:
         return _detail(request, row, form)
     try:
         changed = server_change(
-            server=row, by=signed_in(request), name=form.cleaned_data["name"], beside=form.beside
+            server=row, by=signed_in(request), name=form.cleaned_data["name"], links=form.links
         )
     except Problem as problem:
         form.refuse(problem)

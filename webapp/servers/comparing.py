@@ -77,7 +77,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PlanComparison:
     """A server's window beside its plan; ``load`` is None if there is nothing to compare yet."""
 
     window: Window
@@ -91,30 +91,34 @@ class Beside:
         return self.window.requests is not None and self.window.requests < LEAST_REQUESTS
 
 
-def beside_plan(server: ObservedServer) -> Beside | None:
+def compare_with_plan(server: ObservedServer) -> PlanComparison | None:
     """Return the measured window beside what the server's plan says; None without a plan."""
     plan = server.plan
     if plan is None:
         return None
     window = Window.model_validate(server.window or {})
     if not window.figures or window.in_flight is None:
-        return Beside(window, note="Nothing was measured in the last ten minutes yet.")
+        return PlanComparison(window, note="Nothing was measured in the last ten minutes yet.")
     try:
         request = PlanRequest.model_validate(plan.request)
         answer = PlanAnswer.model_validate(plan.answer)
     except ValidationError:
-        return Beside(window, note="The plan was stored by another release: plan it again.")
+        return PlanComparison(
+            window, note="The plan was stored by another release: plan it again."
+        )
     if not isinstance(request.workload, ServeWorkload) or not answer.plans:
-        return Beside(window, note="The plan has no strategy that serves.")
+        return PlanComparison(window, note="The plan has no strategy that serves.")
     load = _load(window, request.workload)
     estimate = _estimate(plan.pk, plan.saved_at.isoformat(), load)
     if estimate is None and load.has_measured_lengths:
         load = _load(window.model_copy(update={"input_tokens": None}), request.workload)
         estimate = _estimate(plan.pk, plan.saved_at.isoformat(), load)
     if estimate is None:
-        return Beside(window, load=load, note="The plan has no figures at the measured load.")
+        return PlanComparison(
+            window, load=load, note="The plan has no figures at the measured load."
+        )
     rows = (_row(name, window, estimate) for name in COMPARED)
-    return Beside(window, tuple(each for each in rows if each), load)
+    return PlanComparison(window, tuple(each for each in rows if each), load)
 
 
 def _load(window: Window, planned: ServeWorkload) -> Load:

@@ -12,7 +12,7 @@ from webapp.core.problems import Problem
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan, PlanState
 from webapp.servers.models import MOST_URL, ObservedServer
-from webapp.servers.services import EXAMPLE, Beside
+from webapp.servers.services import EXAMPLE, ServerLinks
 
 MOST_PLANS = 200
 
@@ -81,10 +81,10 @@ class ServerForm(forms.Form):
         self.fields[field].choices = [("", empty), *labels.items()]  # type: ignore[attr-defined]
 
     @property
-    def beside(self) -> Beside:
+    def links(self) -> ServerLinks:
         """Return what a valid form names beside the server."""
         chosen = self.cleaned_data
-        return Beside(
+        return ServerLinks(
             self.plans.get(chosen["plan"]), self.hosts.get(chosen["host"]), chosen["secret"]
         )
 

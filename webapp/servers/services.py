@@ -23,7 +23,7 @@ MOST_SERVERS = 100  # of a team
 EXAMPLE = "http://10.0.0.5:8000"
 
 
-class Beside(NamedTuple):
+class ServerLinks(NamedTuple):
     """What of the team an observed server is named with."""
 
     plan: Plan | None = None
@@ -66,13 +66,13 @@ def checked_url(text: str) -> str:
     return found
 
 
-def check_beside(team: Team, beside: Beside) -> None:
+def check_links(team: Team, links: ServerLinks) -> None:
     """Check that a plan, a host and a secret are the team's, and that the plan serves.
 
     Raises:
         InvalidProblem: one of them cannot stand beside a server.
     """
-    plan, host = beside.plan, beside.host
+    plan, host = links.plan, links.host
     if plan is not None:
         if plan.team_id != team.pk or plan.deleted_at is not None:
             raise _invalid("plan", "Your team has no such plan.")
@@ -80,15 +80,15 @@ def check_beside(team: Team, beside: Beside) -> None:
             raise _invalid("plan", "Name a saved plan whose goal is to serve a model.")
     if host is not None and host.team_id != team.pk:
         raise _invalid("host", "Your team has no such host.")
-    if beside.secret and not Secret.objects.filter(team=team, name=beside.secret).exists():
+    if links.secret and not Secret.objects.filter(team=team, name=links.secret).exists():
         raise _invalid(
             "secret",
-            f"Your team has no secret {beside.secret[:40]!r}. Store the server's key under "
+            f"Your team has no secret {links.secret[:40]!r}. Store the server's key under "
             "Secrets first.",
         )
 
 
-def server_add(*, team: Team, by: User, url: str, name: str, beside: Beside) -> ObservedServer:
+def server_add(*, team: Team, by: User, url: str, name: str, links: ServerLinks) -> ObservedServer:
     """Watch a server from now on; without a name it has that of its address.
 
     Raises:
@@ -97,7 +97,7 @@ def server_add(*, team: Team, by: User, url: str, name: str, beside: Beside) -> 
     """
     address = checked_url(url)
     shown = checked_name(name, "name")[:NAME_LENGTH] or urlsplit(address).netloc[:NAME_LENGTH]
-    check_beside(team, beside)
+    check_links(team, links)
     rows = ObservedServer.objects.filter(team=team)
     if (other := rows.filter(url=address).first()) is not None:
         raise ConflictProblem("url", f"{other.name} watches {address} already.")
@@ -108,9 +108,9 @@ def server_add(*, team: Team, by: User, url: str, name: str, beside: Beside) -> 
     try:
         with transaction.atomic():
             row: ObservedServer = ObservedServer.objects.create(
-                team=team, owner=by, url=address, name=shown, **beside._asdict()
+                team=team, owner=by, url=address, name=shown, **links._asdict()
             )
-            detail = {"name": shown, "url": address, "secret": beside.secret}
+            detail = {"name": shown, "url": address, "secret": links.secret}
             event_record(row, "server.added", by.get_username(), detail=detail)
     except IntegrityError:
         raise _taken(shown) from None
@@ -122,7 +122,7 @@ def _taken(name: str) -> ConflictProblem:
 
 
 def server_change(
-    *, server: ObservedServer, by: User, name: str, beside: Beside
+    *, server: ObservedServer, by: User, name: str, links: ServerLinks
 ) -> ObservedServer:
     """Change what a server is called and what stands beside it; its points stay.
 
@@ -130,8 +130,8 @@ def server_change(
         InvalidProblem: a field is not valid.
         ConflictProblem: the name is taken.
     """
-    check_beside(server.team, beside)
-    wanted = {"name": checked_name(name, "name")[:NAME_LENGTH] or server.name, **beside._asdict()}
+    check_links(server.team, links)
+    wanted = {"name": checked_name(name, "name")[:NAME_LENGTH] or server.name, **links._asdict()}
     changed = {field: value for field, value in wanted.items() if value != getattr(server, field)}
     if not changed:
         return server

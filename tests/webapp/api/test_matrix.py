@@ -198,7 +198,9 @@ RULES = {
         ],
         OPERATE,
     ),
-    **dict.fromkeys(["add_host", "add_server", "add_virtual_host", "set_secret", "change_limits"], SETUP),
+    **dict.fromkeys(
+        ["add_host", "add_server", "add_virtual_host", "set_secret", "change_limits"], SETUP
+    ),
     "delete_secret": OPERATE,
     "make_token": rule(PRACTITIONER),
     "revoke_token": rule(SELF, is_object=True),

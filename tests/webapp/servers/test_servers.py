@@ -20,12 +20,12 @@ from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import read_raw
 from webapp.operations.ticker import seal_due
 from webapp.plans.planning import plan_compute, plan_keep
-from webapp.servers.comparing import beside_plan
+from webapp.servers.comparing import compare_with_plan
 from webapp.servers.looking import EVERY_SECONDS, SOURCE, Observer
 from webapp.servers.models import ObservedServer
 from webapp.servers.services import (
     MOST_SERVERS,
-    Beside,
+    ServerLinks,
     checked_url,
     server_add,
     server_change,
@@ -61,8 +61,8 @@ def observer(clock) -> Observer:
     return Observer(clock=clock)
 
 
-def watch(team, by, url: str, **beside) -> ObservedServer:
-    return server_add(team=team, by=by, url=url, name="", beside=Beside(**beside))
+def watch(team, by, url: str, **links) -> ObservedServer:
+    return server_add(team=team, by=by, url=url, name="", links=ServerLinks(**links))
 
 
 def look(observer: Observer, clock: Clock, server: ObservedServer) -> ObservedServer:
@@ -184,27 +184,27 @@ def test_what_cannot_stand_beside_a_server_is_refused(
 ):  # fmt: skip
     add = {"team": team, "by": olga, "url": "http://10.0.0.5:8000", "name": ""}
     wrong = [
-        (Beside(plan=serve_plan), "Name a saved plan"),
-        (Beside(secret="NOT_THERE"), "no secret 'NOT_THERE'"),
+        (ServerLinks(plan=serve_plan), "Name a saved plan"),
+        (ServerLinks(secret="NOT_THERE"), "no secret 'NOT_THERE'"),
     ]
-    for beside, words in wrong:
+    for links, words in wrong:
         with pytest.raises(InvalidProblem, match=words):
-            server_add(**add, beside=beside)
+            server_add(**add, links=links)
     with pytest.raises(InvalidProblem, match="no such host"):
-        server_add(**add | {"team": other_team}, beside=Beside(host=host))
-    server = server_add(**add, beside=Beside(host=host))
+        server_add(**add | {"team": other_team}, links=ServerLinks(host=host))
+    server = server_add(**add, links=ServerLinks(host=host))
     assert server.name == "10.0.0.5:8000"
     with pytest.raises(ConflictProblem, match=r"watches http://10\.0\.0\.5:8000 already"):
-        server_add(**add, beside=Beside())
-    taken = server_add(**add | {"url": "http://b", "name": "b"}, beside=Beside())
+        server_add(**add, links=ServerLinks())
+    taken = server_add(**add | {"url": "http://b", "name": "b"}, links=ServerLinks())
     with pytest.raises(ConflictProblem, match="named b already"):
-        server_change(server=server, by=olga, name="b", beside=Beside())
+        server_change(server=server, by=olga, name="b", links=ServerLinks())
     ObservedServer.objects.bulk_create(
         ObservedServer(team=team, name=f"s{n}", url=f"http://s{n}")
         for n in range(MOST_SERVERS - 2)
     )
     with pytest.raises(ConflictProblem, match=f"watches {MOST_SERVERS} servers"):
-        server_add(**add | {"url": "http://c"}, beside=Beside())
+        server_add(**add | {"url": "http://c"}, links=ServerLinks())
     assert taken.state == "unknown"
 
 
@@ -222,17 +222,17 @@ def test_a_plan_stands_beside_what_was_measured_at_the_measured_load(
 ):
     figures = Figures(Figures.VLLM)
     server = watch(team, olga, fake.url, plan=saved)
-    assert beside_plan(server).note.startswith("Nothing was measured")
+    assert compare_with_plan(server).note.startswith("Nothing was measured")
     for number in range(5):
         fake.be("vllm", figures.text())
         look(observer, clock, server)
         figures.serve(4 if number else 0, running=1)
-    beside = beside_plan(server)
-    assert beside is not None
-    assert beside.note == ""
-    assert (beside.load.concurrency, beside.load.input_tokens) == (2, 100)  # one waits
-    assert (beside.load.output_tokens, beside.load.has_measured_lengths) == (11, True)
-    rows = {row.name: row for row in beside.rows}
+    compared = compare_with_plan(server)
+    assert compared is not None
+    assert compared.note == ""
+    assert (compared.load.concurrency, compared.load.input_tokens) == (2, 100)  # one waits
+    assert (compared.load.output_tokens, compared.load.has_measured_lengths) == (11, True)
+    rows = {row.name: row for row in compared.rows}
     first = rows["ttft_seconds"]
     assert first.ratio == pytest.approx(0.15 / first.predicted.value)
     assert first.predicted.low < first.predicted.value < first.predicted.high
