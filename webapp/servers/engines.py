@@ -8,7 +8,8 @@ Sources, each opened for what stands here:
 - SGLang: ``python/sglang/srt/observability/metrics_collector.py`` of 016d8605, older names in
   ``docs/references/production_metrics.md`` of 00b08c49. It counts a request's tokens when the
   request ends. ``GET /get_server_info`` in ``srt/entrypoints/http_server.py``.
-- llama.cpp: ``tools/server/README.md``, section of ``GET /metrics``, and the server's source for
+- llama.cpp: ``tools/server/README.md`` of 00dc8057, sections of ``GET /metrics`` and ``GET
+  /props`` (``n_ctx`` is of one slot; ``total_slots``), and the server's source for
   ``kv_cache_usage_ratio``, which later releases have no more. It has no histograms: the seconds
   and tokens of its decoding give a mean.
 - TGI: ``docs/source/reference/metrics.md`` of 53fdbe61 and ``Info`` in ``docs/openapi.json`` of
@@ -18,6 +19,7 @@ Sources, each opened for what stands here:
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +44,9 @@ class Engine(NamedTuple):
     context_field: tuple[str, ...] = ()  # there, if /v1/models does not say the longest request
     command: str = "vllm serve {model}"  # as the wizard reads it
     length_option: str = "--max-model-len"
+    slots_option: str = ""  # where the length is that of all slots together
+    slots_field: str = ""  # number of slots, in the answer of release_path
+    planned_as: str = ""  # the engine of ``command``, where the planner does not know this one
     switch: str = ""  # option of its command line without which it has no /metrics
     running: Names = ()
     waiting: Names = ()
@@ -124,6 +129,8 @@ ENGINES = (  # one of Slipway shows the names of its engine too, behind its own
         context_field=("default_generation_settings", "n_ctx"),
         command="llama-server -m {model}",
         length_option="-c",
+        slots_option="-np",
+        slots_field="total_slots",
         switch="--metrics",
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
@@ -139,6 +146,7 @@ ENGINES = (  # one of Slipway shows the names of its engine too, behind its own
         release_path="/info",
         told_by="max_total_tokens",
         context_field=("max_total_tokens",),
+        planned_as="vLLM",
         running=("tgi_batch_current_size",),
         waiting=("tgi_queue_size",),
         prompt_tokens=("tgi_request_input_length_sum",),
@@ -168,6 +176,29 @@ COUNTERS = (
     "decode_seconds",
 )
 HISTOGRAMS = ("ttft", "tpot", "latency")
+# Bounds of what is parsed: the parser's time grows with the square of a line.
+MOST_LINES = 65_536
+MOST_LINE = 1024  # characters of a sample
+MOST_LABELS = 16
+MOST_SAMPLES = 512 * 1024  # characters of all that are read: those of some fifty replicas
+MOST_BUCKETS = 256  # of a histogram; engines publish some 30
+LARGEST = 1e18  # beyond it, a value is no count, ratio or time of an engine
+_SAMPLE = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]*)[\s{]")
+
+
+def _known_names() -> frozenset[str]:
+    """Return every name of a sample that is read."""
+    found = set()
+    for engine in ENGINES:
+        for kind in (*GAUGES, *COUNTERS):
+            found |= set(getattr(engine, kind))
+        for kind in HISTOGRAMS:
+            found |= {f"{name}_{part}" for name in getattr(engine, kind) for part in _PARTS}
+    return frozenset(found)
+
+
+_PARTS = ("bucket", "sum", "count")
+KNOWN_NAMES = _known_names()
 
 
 class Histogram(NamedTuple):
@@ -240,24 +271,60 @@ class Reading:
         return self.gauges["running"] + self.gauges.get("waiting", 0.0)
 
 
+def _known_lines(text: str) -> list[str]:
+    """Return the samples of a page that are read, within the bounds of what is parsed.
+
+    Raises:
+        ValueError: the page is not in the text format of Prometheus, or beyond a bound.
+    """
+    lines = text.split("\n", MOST_LINES)
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES:,} lines")
+    found, num_characters = [], 0
+    for line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        named = _SAMPLE.match(line)
+        if named is None:
+            raise ValueError(f"a line begins with {line[:20]!r}, which is no name")
+        if named[1] not in KNOWN_NAMES:
+            continue
+        if len(line) > MOST_LINE or line.count('"') > 2 * MOST_LABELS:
+            raise ValueError(
+                f"{named[1]} has a line of more than {MOST_LINE:,} characters or {MOST_LABELS} "
+                "labels"
+            )
+        found.append(line)
+        num_characters += len(line)
+        if num_characters > MOST_SAMPLES:
+            raise ValueError(f"more than {MOST_SAMPLES // 1024} KiB of samples of its engine")
+    return found
+
+
 class _Samples:
-    """The samples of a page: those of one name are summed, as of several replicas of an engine."""
+    """The samples of a page: those of one name are summed, as of several replicas of an engine.
+
+    What is no finite value from 0 to ``LARGEST`` is left out.
+    """
 
     def __init__(self, text: str) -> None:
         self.sums: dict[str, float] = defaultdict(float)
         self.most: dict[str, float] = {}
         self.buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
-        for family in text_string_to_metric_families(text):
+        lines = "\n".join(_known_lines(text)) + "\n"
+        for family in text_string_to_metric_families(lines):
             for sample in family.samples:
                 self._add(sample.name, sample.labels, float(sample.value))
 
     def _add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        if not math.isfinite(value):
+        if not 0 <= value <= LARGEST:
             return
         self.sums[name] += value
         self.most[name] = max(self.most.get(name, value), value)
-        if name.endswith("_bucket") and (bound := labels.get("le")):
-            self.buckets[name.removesuffix("_bucket")][float(bound)] += value
+        if name.endswith("_bucket") and (le := labels.get("le")):
+            bound = float(le)
+            if abs(bound) <= LARGEST or bound == math.inf:
+                self.buckets[name.removesuffix("_bucket")][bound] += value
 
     def first(self, names: Iterable[str]) -> str:
         """Return the first of some names that the page has, "" without one."""
@@ -267,7 +334,7 @@ class _Samples:
         """Return the first of some histograms that the page has and that is one."""
         name = next((each for each in names if each in self.buckets), "")
         buckets = sorted(self.buckets[name].items()) if name else []
-        if not buckets or not math.isinf(buckets[-1][0]):
+        if not 0 < len(buckets) <= MOST_BUCKETS or not math.isinf(buckets[-1][0]):
             return None
         counts = tuple(count for _, count in buckets)
         if any(later < earlier for earlier, later in pairwise(counts)):
@@ -278,8 +345,10 @@ class _Samples:
 def read_metrics(text: str) -> tuple[Engine | None, Reading]:
     """Return whose Prometheus page a text is, and its figures; None: of no engine known here.
 
+    The time that this takes is bounded, whatever the text: only samples of known names are parsed.
+
     Raises:
-        ValueError: it is not in the text format of Prometheus.
+        ValueError: it is not in the text format of Prometheus, or beyond a bound.
     """
     samples = _Samples(text)
     present = samples.sums.keys()

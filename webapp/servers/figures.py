@@ -1,5 +1,6 @@
 """Figures of a server between two readings: rates, means and percentiles of what came between."""
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def figures_between(before: Reading, after: Reading, seconds: float) -> dict[str
             found |= _of_histogram(name, came)
     if "decode_seconds" in gained and gained.get("output_tokens"):
         found["tpot_seconds"] = gained["decode_seconds"] / gained["output_tokens"]
-    return found
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _gauges(reading: Reading) -> dict[str, float]:
@@ -81,6 +82,9 @@ def _of_histogram(name: str, came: Histogram) -> dict[str, float]:
     return found
 
 
+MOST_KEPT = 256  # readings of a server: more than those of a window
+
+
 class _Kept(NamedTuple):
     at: float  # monotonic seconds
     reading: Reading
@@ -98,7 +102,7 @@ class History:
     """The readings of one server within the window; it begins anew when the server does."""
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[_Kept] = deque(maxlen=MOST_KEPT)
 
     def clear(self) -> None:
         """Forget every reading: what comes next has nothing before it."""
@@ -141,4 +145,7 @@ class History:
 
 
 def _mean(total: float | None, number: float | None) -> float | None:
-    return total / number if total is not None and number else None
+    if total is None or not number:
+        return None
+    mean = total / number
+    return mean if math.isfinite(mean) else None
