@@ -51,6 +51,11 @@ ALLOWED_HOSTS = [
     *public_hosts(os.environ.get("SLIPWAY_PUBLIC_URL", "")),
 ]
 
+# Whoever uses the site sits at this machine: nobody else's loopback is read as theirs.
+IS_ON_ONE_MACHINE = all(
+    name in {"localhost", "[::1]"} or name.startswith("127.") for name in ALLOWED_HOSTS
+)
+
 INSTALLED_APPS = [
     "webapp.accounts",
     "webapp.hosts",

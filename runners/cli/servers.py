@@ -1,5 +1,6 @@
 """Servers that somebody else started, watched by the server: ``slipway servers``."""
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +22,10 @@ PlanOption = Annotated[
     typer.Option("--plan", metavar="ID", help="Saved plan to stand beside it; '' for none."),
 ]
 KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--key-secret", metavar="NAME", help="Secret of the team with its key; '' for none."
-    ),
+    bool,
+    typer.Option("--key", help="Read its key from standard input, or ask for it, typed hidden."),
 ]
+NoKeyOption = Annotated[bool, typer.Option("--no-key", help="Ask it without a key from now on.")]
 HostOption = Annotated[
     str | None,
     typer.Option("--host", metavar="SLUG", help="Host that it runs on; '' for none."),
@@ -87,12 +87,12 @@ def server_add(
     *,
     name: Annotated[str, typer.Option("--name", help="Default: its address.")] = "",
     plan: PlanOption = None,
-    key_secret: KeyOption = None,
+    key: KeyOption = False,
     host: HostOption = None,
     output: OutputOption = "table",
 ) -> None:
     """Watch a server from now on; it is only read, and runs on untouched."""
-    sent = {"address": url, "name": name, **_links(plan, key_secret, host)}
+    sent = {"address": url, "name": name, **_links(plan, host), **_key(is_asked=key)}
     with server() as client:
         made = client.add_server(sent)
     if wrote(made, output):
@@ -100,10 +100,20 @@ def server_add(
     typer.echo(f"{made.name} is watched: {made.id}")
 
 
-def _links(plan: str | None, secret: str | None, host: str | None) -> dict[str, Any]:
+def _key(*, is_asked: bool) -> dict[str, Any]:
+    """Return the key as a field; a command line would show it to everybody of the machine."""
+    if not is_asked:
+        return {}
+    is_typed = sys.stdin.isatty()
+    key = typer.prompt("Key", hide_input=True) if is_typed else sys.stdin.read().strip()
+    if not key:
+        raise CliError("there is no key on standard input; give it there", field="--key")
+    return {"key": key}
+
+
+def _links(plan: str | None, host: str | None) -> dict[str, Any]:
     """Return the fields that were given; an empty text is none."""
-    sent: dict[str, Any] = {} if secret is None else {"secret": secret}
-    sent |= {} if plan is None else {"plan": plan or None}
+    sent: dict[str, Any] = {} if plan is None else {"plan": plan or None}
     return sent | ({} if host is None else {"host": host or None})
 
 
@@ -152,12 +162,17 @@ def server_change(
     *,
     name: Annotated[str | None, typer.Option("--name", help="Another name.")] = None,
     plan: PlanOption = None,
-    key_secret: KeyOption = None,
+    key: KeyOption = False,
+    no_key: NoKeyOption = False,
     host: HostOption = None,
     output: OutputOption = "table",
 ) -> None:
     """Change what a server is called, and what stands beside it."""
-    sent = {**({} if name is None else {"name": name}), **_links(plan, key_secret, host)}
+    if key and no_key:
+        raise CliError("--key and --no-key exclude each other; give one", field="--no-key")
+    sent = {**({} if name is None else {"name": name}), **_links(plan, host), **_key(is_asked=key)}
+    if no_key:
+        sent["key"] = ""
     with server() as client:
         changed = client.change_server(_of(client, observed).id, sent)
     if wrote(changed, output):

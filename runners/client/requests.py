@@ -58,7 +58,7 @@ class ChangedServer(TypedDict):
     """What is to change; a field that is left out stays."""
 
     name: NotRequired[str | None]
-    secret: NotRequired[str | None]
+    key: NotRequired[str | None]
     plan: NotRequired[str | None]
     host: NotRequired[str | None]
 
@@ -259,7 +259,7 @@ class NewServer(TypedDict):
 
     address: str
     name: NotRequired[str]
-    secret: NotRequired[str]
+    key: NotRequired[str]
     plan: NotRequired[str | None]
     host: NotRequired[str | None]
 

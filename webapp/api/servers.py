@@ -1,5 +1,7 @@
 """Operations on observed servers: those that somebody else started."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from django.http import HttpRequest
@@ -17,16 +19,18 @@ from runners.client.replies.servers import (
 )
 from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import Role, Team, team_ids_of
-from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.accounts.services import check_role, current_membership, signed_in
 from webapp.api.auth import ADMIN, READ
 from webapp.api.requests import Paging, Sent, page_keys
-from webapp.core.problems import REFUSALS
+from webapp.core.problems import REFUSALS, InvalidProblem, UnavailableProblem
 from webapp.core.queries import in_order
+from webapp.core.vault import VaultError
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
 from webapp.servers.comparing import compare_with_plan
 from webapp.servers.figures import Window
-from webapp.servers.models import MOST_URL, SECRET_NAME_LENGTH, ObservedServer
+from webapp.servers.keys import LONGEST_KEY
+from webapp.servers.models import MOST_URL, ObservedServer
 from webapp.servers.services import (
     EXAMPLE,
     ServerLinks,
@@ -39,9 +43,12 @@ from webapp.servers.services import (
 
 router = Router(tags=["servers"], auth=READ)
 Name = Annotated[str, Field(max_length=NAME_LENGTH, description="Empty: its address")]
-SecretName = Annotated[
+Key = Annotated[
     str,
-    Field(max_length=SECRET_NAME_LENGTH, description="Secret of the team that holds its key"),
+    Field(
+        max_length=LONGEST_KEY,
+        description="Its key, for this address alone; stored encrypted, never returned",
+    ),
 ]
 PlanId = Annotated[str | None, Field(description="Id of a saved plan; null: none")]
 HostSlug = Annotated[str | None, Field(description="Slug of a host; null: none")]
@@ -54,7 +61,7 @@ class NewServer(Sent):
         str, Field(max_length=MOST_URL, description=f"Such as {EXAMPLE}, with or without /v1")
     ]
     name: Name = ""
-    secret: SecretName = ""
+    key: Key = ""
     plan: PlanId = None
     host: HostSlug = None
 
@@ -65,12 +72,9 @@ class ChangedServer(Sent):
     name: Annotated[
         str | None, Field(max_length=NAME_LENGTH, description="Empty or null: as it is")
     ] = None
-    secret: Annotated[
+    key: Annotated[
         str | None,
-        Field(
-            max_length=SECRET_NAME_LENGTH,
-            description="Secret of the team that holds its key; empty: none",
-        ),
+        Field(max_length=LONGEST_KEY, description="Another key; empty: none; null: as it is"),
     ] = None
     plan: PlanId = None
     host: HostSlug = None
@@ -83,7 +87,7 @@ def _reply(row: ObservedServer) -> dict[str, Any]:
         "address": row.url,
         "team": row.team_id,
         "owner": row.owner.get_username() if row.owner else "",
-        "secret": row.secret,
+        "has_key": row.has_key,
         "plan": row.plan_id,
         "host": row.host.slug if row.host else "",
         "created_at": row.created_at,
@@ -128,12 +132,31 @@ def _links(
     plan, host = old.plan, old.host
     if "plan" in given:
         named = given["plan"]
-        plan = visible_or_404(Plan, request.user, pk=named, team=team) if named else None
+        rows = Plan.objects.visible_to(request.user).filter(team=team)
+        plan = rows.filter(pk=named).first() if named else None
+        if named and plan is None:
+            raise _unknown("plan", named)
     if "host" in given:
         named = given["host"]
-        host = visible_or_404(Host, request.user, slug=named, team=team) if named else None
-    secret = given.get("secret")
-    return ServerLinks(plan, host, old.secret if secret is None else secret)
+        machines = Host.objects.visible_to(request.user).filter(team=team)
+        host = machines.filter(slug=named).first() if named else None
+        if named and host is None:
+            raise _unknown("host", named)
+    return ServerLinks(plan, host)
+
+
+def _unknown(field: str, named: str) -> InvalidProblem:
+    message = f"Your team has no {field} {named[:40]!r}."
+    return InvalidProblem(field, message, errors=[{"field": field, "message": message}])
+
+
+@contextmanager
+def _keeping_keys() -> Iterator[None]:
+    """Answer that the vault is not available, if a key cannot be encrypted."""
+    try:
+        yield
+    except VaultError as error:
+        raise UnavailableProblem("vault", str(error), retry_after_seconds=60) from error
 
 
 @router.get("/servers", response={200: ServerPage, **REFUSALS}, operation_id="list_servers")
@@ -156,13 +179,16 @@ def server_make(request: HttpRequest, body: NewServer) -> Status[ServerDetail]:
     membership = current_membership(request)
     check_role(Role(membership.role), Role.OPERATOR)
     given = body.model_dump()
-    row = server_add(
-        team=membership.team,
-        by=signed_in(request),
-        url=body.address,
-        name=body.name,
-        links=_links(request, membership.team, given, ServerLinks()),
-    )
+    links = _links(request, membership.team, given, ServerLinks())
+    with _keeping_keys():
+        row = server_add(
+            team=membership.team,
+            by=signed_in(request),
+            url=body.address,
+            name=body.name,
+            links=links,
+            key=body.key,
+        )
     return Status(201, _detail(row))
 
 
@@ -184,13 +210,15 @@ def server_edit(request: HttpRequest, server_id: str, body: ChangedServer) -> Se
     """Change what a server is called and what stands beside it."""
     row = server_for(request, server_id)
     given = body.model_dump(exclude_unset=True)
-    old = ServerLinks(row.plan, row.host, row.secret)
-    changed = server_change(
-        server=row,
-        by=signed_in(request),
-        name=given.get("name") or row.name,
-        links=_links(request, row.team, given, old),
-    )
+    links = _links(request, row.team, given, ServerLinks(row.plan, row.host))
+    with _keeping_keys():
+        changed = server_change(
+            server=row,
+            by=signed_in(request),
+            name=given.get("name") or row.name,
+            links=links,
+            key=body.key,
+        )
     return _detail(changed)
 
 

@@ -582,6 +582,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     ObservedServer: {
         "list_display": ["name", "team", "owner", "url", "engine", "answered_at", "silent_since"],
         "list_filter": ["team", "engine"],
+        "exclude": ["sealed_key"],
     },
     Replica: {"list_display": ["deployment", "job", "created_at", "ready_at", "ended_at"]},
     ServingKey: {

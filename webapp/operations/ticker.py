@@ -138,6 +138,7 @@ def all_duties() -> list[Duty]:
         Duty("tunings", 2.0, tunings.advance_all, WORKFLOWS),
         Duty("deployments", 1.0, deployments.Advance().step, DEPLOYMENTS),
         Duty("observed servers", looking.EVERY_SECONDS, looking.Observer().step, SERVERS),
+        Duty("points of removed servers", 3600.0, looking.forget_removed, METRICS),
         Duty("alarms of keys", 10.0, alarms_raise, UPKEEP),
         Duty("costs of deployments", 60.0, costs_add, UPKEEP),
         Duty("metric retention", 3600.0, prune_old, METRICS),

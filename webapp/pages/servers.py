@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.models import Role, team_ids_of
@@ -21,13 +22,14 @@ from webapp.core.clock import now_ms
 from webapp.core.parameters import choice_in_query, page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
+from webapp.core.vault import VaultError
 from webapp.live.stream import live_context, page_or_regions
 from webapp.servers.comparing import compare_with_plan
 from webapp.servers.engines import BY_NAME
 from webapp.servers.forms import ServerForm
 from webapp.servers.looking import EVERY_SECONDS, topic
 from webapp.servers.models import ObservedServer
-from webapp.servers.planning import command_of
+from webapp.servers.planning import command_of, planned_as
 from webapp.servers.server_charts import DEFAULT_SPAN, SPANS, draw, points_of
 from webapp.servers.services import (
     server_add,
@@ -68,6 +70,7 @@ def _list(request: HttpRequest, form: ServerForm | None = None) -> HttpResponse:
     return response
 
 
+@sensitive_post_parameters("key")
 @require_POST
 @require_role(Role.OPERATOR)
 def server_save(request: HttpRequest) -> HttpResponse:
@@ -82,8 +85,9 @@ def server_save(request: HttpRequest) -> HttpResponse:
             url=form.cleaned_data["url"],
             name=form.cleaned_data["name"],
             links=form.links,
+            key=form.new_key or "",
         )
-    except Problem as problem:
+    except (Problem, VaultError) as problem:
         form.refuse(problem)
         return _list(request, form)
     messages.success(
@@ -118,6 +122,7 @@ def _detail(
             for key, (words, _) in SPANS.items()
         ],
         "command": command_of(row),
+        "planned_as": planned_as(row),
         "may_change": may_change,
         "may_plan": has_role(request.user, row.team, Role.PRACTITIONER),
         "form": form or (ServerForm(row.team, server=row) if may_change and is_page else None),
@@ -140,6 +145,7 @@ def _fresh(request: HttpRequest, row: ObservedServer, drawn: Any) -> Any:  # noq
     return points_of(row, drawn, int(since))
 
 
+@sensitive_post_parameters("key")
 @require_POST
 def server_edit(request: HttpRequest, server_id: str) -> HttpResponse:
     """Change a server's name, or what stands beside it; what is refused shows the form again."""
@@ -149,9 +155,13 @@ def server_edit(request: HttpRequest, server_id: str) -> HttpResponse:
         return _detail(request, row, form)
     try:
         changed = server_change(
-            server=row, by=signed_in(request), name=form.cleaned_data["name"], links=form.links
+            server=row,
+            by=signed_in(request),
+            name=form.cleaned_data["name"],
+            links=form.links,
+            key=form.new_key,
         )
-    except Problem as problem:
+    except (Problem, VaultError) as problem:
         form.refuse(problem)
         return _detail(request, row, form)
     messages.success(request, f"{changed.name} is changed.")

@@ -97,8 +97,10 @@ def compare_with_plan(server: ObservedServer) -> PlanComparison | None:
     if plan is None:
         return None
     window = Window.model_validate(server.window or {})
-    if not window.figures or window.in_flight is None:
-        return PlanComparison(window, note="Nothing was measured in the last ten minutes yet.")
+    if plan.deleted_at is not None or not window.figures or window.in_flight is None:
+        deleted = "Its plan was deleted: name another one under Change."
+        nothing = "Nothing was measured in the last ten minutes yet."
+        return PlanComparison(window, note=deleted if plan.deleted_at is not None else nothing)
     try:
         request = PlanRequest.model_validate(plan.request)
         answer = PlanAnswer.model_validate(plan.answer)

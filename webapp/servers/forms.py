@@ -6,11 +6,12 @@ from django import forms
 
 from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import Team
-from webapp.accounts.secrets import secret_names
 from webapp.core.names import shown_name
 from webapp.core.problems import Problem
+from webapp.core.vault import VaultError
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan, PlanState
+from webapp.servers.keys import LONGEST_KEY
 from webapp.servers.models import MOST_URL, ObservedServer
 from webapp.servers.services import EXAMPLE, ServerLinks
 
@@ -32,11 +33,14 @@ class ServerForm(forms.Form):
         validators=[shown_name],
         help_text="Empty: its address",
     )
-    secret = forms.ChoiceField(
+    key = forms.CharField(
         label="Key",
         required=False,
-        help_text="A secret of the team, sent to this address alone.",
+        max_length=LONGEST_KEY,
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+        help_text="If it asks for one. Stored encrypted, sent to this address alone, never shown.",
     )
+    forgets_key = forms.BooleanField(label="Ask it without a key", required=False)
     plan = forms.ChoiceField(
         label="Plan",
         required=False,
@@ -54,7 +58,6 @@ class ServerForm(forms.Form):
         if server is not None:
             initial = {
                 "name": server.name,
-                "secret": server.secret,
                 "plan": server.plan_id,
                 "host": server.host_id,
             }
@@ -67,15 +70,15 @@ class ServerForm(forms.Form):
             plans.append(server.plan)
         self.plans = {each.pk: each for each in plans}
         self.hosts = {each.pk: each for each in Host.objects.filter(team=team).order_by("name")}
-        names = secret_names(team)
-        if server is not None and server.secret and server.secret not in names:
-            names.append(server.secret)
-        self._choose("secret", "None", {each: each for each in names})
         labels = {key: f"{each}, version {each.version}" for key, each in self.plans.items()}
         self._choose("plan", "None", labels)
         self._choose("host", "None", {key: each.name for key, each in self.hosts.items()})
         if server is not None:
             del self.fields["url"]
+        if server is None or not server.has_key:
+            del self.fields["forgets_key"]
+        else:
+            self.fields["key"].help_text = "Empty: the one that is stored."
 
     def _choose(self, field: str, empty: str, labels: dict[str, str]) -> None:
         self.fields[field].choices = [("", empty), *labels.items()]  # type: ignore[attr-defined]
@@ -84,10 +87,17 @@ class ServerForm(forms.Form):
     def links(self) -> ServerLinks:
         """Return what a valid form names beside the server."""
         chosen = self.cleaned_data
-        return ServerLinks(
-            self.plans.get(chosen["plan"]), self.hosts.get(chosen["host"]), chosen["secret"]
-        )
+        return ServerLinks(self.plans.get(chosen["plan"]), self.hosts.get(chosen["host"]))
 
-    def refuse(self, problem: Problem) -> None:
+    @property
+    def new_key(self) -> str | None:
+        """Return the key of a valid form, "" to forget it, None to keep it."""
+        chosen = self.cleaned_data
+        return chosen["key"] or ("" if chosen.get("forgets_key") else None)
+
+    def refuse(self, problem: Problem | VaultError) -> None:
         """Show a refusal at the field that it names, else above them all."""
-        self.add_error(problem.code if problem.code in self.fields else None, problem.detail)
+        if isinstance(problem, VaultError):
+            self.add_error("key", str(problem))
+        else:
+            self.add_error(problem.code if problem.code in self.fields else None, problem.detail)

@@ -11,7 +11,6 @@ from webapp.plans.models import Plan
 
 MOST_URL = 300  # characters of an address
 MOST_PROBLEM = 300
-SECRET_NAME_LENGTH = 40  # webapp.accounts.models.Secret
 
 
 class ServerState(models.TextChoices):
@@ -33,7 +32,7 @@ class ObservedServer(TeamOwned):
     )
     name = models.CharField(max_length=NAME_LENGTH)
     url = models.CharField(max_length=MOST_URL)  # without /v1 and a last slash
-    secret = models.CharField(max_length=SECRET_NAME_LENGTH, blank=True)  # of the team, by name
+    sealed_key = models.TextField(blank=True)  # webapp.servers.keys
     plan = models.ForeignKey(
         Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -57,11 +56,17 @@ class ObservedServer(TeamOwned):
         indexes = [models.Index(fields=["team", "-created_at", "-id"], name="servers_listed")]
         constraints = [
             models.UniqueConstraint(fields=["team", "name"], name="one_server_name"),
+            models.UniqueConstraint(fields=["team", "url"], name="one_server_url"),
             models.CheckConstraint(condition=~Q(url=""), name="server_has_a_url"),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def has_key(self) -> bool:
+        """Return whether the server is asked with a key."""
+        return bool(self.sealed_key)
 
     @property
     def state(self) -> ServerState:

@@ -19,9 +19,20 @@ def command_of(server: ObservedServer) -> str:
         return ""
     engine, first = BY_NAME.get(server.engine, UNKNOWN), server.served_models[0]
     command = engine.command.format(model=shlex.quote(first.get("root") or first["name"]))
-    length = first.get("max_model_len")
+    length, slots = first.get("max_model_len"), first.get("slots")
+    if not length or not engine.length_option:
+        return command
+    if not slots or not engine.slots_option:
+        return f"{command} {engine.length_option} {length}"
+    return f"{command} {engine.length_option} {length * slots} {engine.slots_option} {slots}"
+
+
+def planned_as(server: ObservedServer) -> str:
+    """Return what differs between the server and what is planned, as a sentence; "" if nothing."""
+    engine = BY_NAME.get(server.engine, UNKNOWN)
+    if not engine.planned_as:
+        return ""
     return (
-        f"{command} {engine.length_option} {length}"
-        if length and engine.length_option
-        else command
+        f"The planner knows no {engine.title}: the plan is for {engine.planned_as} with the same "
+        "model and longest request."
     )

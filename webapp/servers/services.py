@@ -7,9 +7,10 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
 from django.http import HttpRequest
+from django.views.decorators.debug import sensitive_variables
 
 from runners.jobspec.base import NAME_LENGTH
-from webapp.accounts.models import Role, Secret, Team
+from webapp.accounts.models import Role, Team
 from webapp.accounts.services import has_role, visible_or_404
 from webapp.audit.models import event_record
 from webapp.core.names import checked_name
@@ -17,6 +18,7 @@ from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProble
 from webapp.hosts.models import Host
 from webapp.metrics.store import forget
 from webapp.plans.models import Plan, PlanState
+from webapp.servers.keys import sealed_key
 from webapp.servers.models import MOST_URL, ObservedServer
 
 MOST_SERVERS = 100  # of a team
@@ -28,7 +30,6 @@ class ServerLinks(NamedTuple):
 
     plan: Plan | None = None
     host: Host | None = None
-    secret: str = ""
 
 
 def _invalid(field: str, message: str) -> InvalidProblem:
@@ -54,8 +55,8 @@ def checked_url(text: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise _invalid(
             "url",
-            "The address holds a user or a password, which everybody of the team would see. Store "
-            "a key as a secret and name that.",
+            "The address holds a user or a password, which everybody of the team would see. Give "
+            "the key in its own field.",
         )
     if parts.query or parts.fragment or named_port == 0 or not url.isprintable() or " " in url:
         raise _invalid("url", f"Give the address alone, up to its path, such as {EXAMPLE}.")
@@ -67,7 +68,7 @@ def checked_url(text: str) -> str:
 
 
 def check_links(team: Team, links: ServerLinks) -> None:
-    """Check that a plan, a host and a secret are the team's, and that the plan serves.
+    """Check that a plan and a host are the team's, and that the plan serves.
 
     Raises:
         InvalidProblem: one of them cannot stand beside a server.
@@ -80,40 +81,45 @@ def check_links(team: Team, links: ServerLinks) -> None:
             raise _invalid("plan", "Name a saved plan whose goal is to serve a model.")
     if host is not None and host.team_id != team.pk:
         raise _invalid("host", "Your team has no such host.")
-    if links.secret and not Secret.objects.filter(team=team, name=links.secret).exists():
-        raise _invalid(
-            "secret",
-            f"Your team has no secret {links.secret[:40]!r}. Store the server's key under "
-            "Secrets first.",
-        )
 
 
-def server_add(*, team: Team, by: User, url: str, name: str, links: ServerLinks) -> ObservedServer:
+@sensitive_variables("key")
+def server_add(
+    *, team: Team, by: User, url: str, name: str, links: ServerLinks, key: str = ""
+) -> ObservedServer:
     """Watch a server from now on; without a name it has that of its address.
 
     Raises:
-        InvalidProblem: a field is not valid.
+        InvalidProblem: a field is not valid, or the address gives no name that is free.
         ConflictProblem: the name is taken, the address is watched already, or there are too many.
+        VaultError: the key cannot be encrypted.
     """
     address = checked_url(url)
-    shown = checked_name(name, "name")[:NAME_LENGTH] or urlsplit(address).netloc[:NAME_LENGTH]
+    given = checked_name(name, "name")[:NAME_LENGTH]
+    shown = given or urlsplit(address).netloc[:NAME_LENGTH]
     check_links(team, links)
-    rows = ObservedServer.objects.filter(team=team)
-    if (other := rows.filter(url=address).first()) is not None:
-        raise ConflictProblem("url", f"{other.name} watches {address} already.")
-    if rows.count() >= MOST_SERVERS:
-        raise ConflictProblem(
-            "too_many", f"Your team watches {MOST_SERVERS} servers, the most. Remove one first."
-        )
-    try:
-        with transaction.atomic():
-            row: ObservedServer = ObservedServer.objects.create(
-                team=team, owner=by, url=address, name=shown, **links._asdict()
+    sealed = sealed_key(team.pk, address, key)
+    with transaction.atomic():
+        Team.objects.select_for_update(no_key=True).get(pk=team.pk)  # one after the other
+        rows = ObservedServer.objects.filter(team=team)
+        if (other := rows.filter(url=address).first()) is not None:
+            raise ConflictProblem("url", f"{other.name} watches {address} already.")
+        if rows.count() >= MOST_SERVERS:
+            raise ConflictProblem(
+                "too_many",
+                f"Your team watches {MOST_SERVERS} servers, the most. Remove one first.",
             )
-            detail = {"name": shown, "url": address, "secret": links.secret}
-            event_record(row, "server.added", by.get_username(), detail=detail)
-    except IntegrityError:
-        raise _taken(shown) from None
+        if rows.filter(name=shown).exists():
+            if given:
+                raise _taken(shown)
+            raise _invalid(
+                "name", f"Another server is named {shown} after its address: give this one a name."
+            )
+        row: ObservedServer = ObservedServer.objects.create(
+            team=team, owner=by, url=address, name=shown, sealed_key=sealed, **links._asdict()
+        )
+        detail = {"name": shown, "url": address, "key": bool(key)}
+        event_record(row, "server.added", by.get_username(), detail=detail)
     return row
 
 
@@ -121,21 +127,34 @@ def _taken(name: str) -> ConflictProblem:
     return ConflictProblem("name", f"A server of your team is named {name} already.")
 
 
+@sensitive_variables("key")
 def server_change(
-    *, server: ObservedServer, by: User, name: str, links: ServerLinks
+    *, server: ObservedServer, by: User, name: str, links: ServerLinks, key: str | None = None
 ) -> ObservedServer:
     """Change what a server is called and what stands beside it; its points stay.
 
+    ``key`` None is as it is, and "" is none. Its address stays: a server at another one is another
+    server, which is added with its own key.
+
     Raises:
-        InvalidProblem: a field is not valid.
+        InvalidProblem: a field that changes is not valid.
         ConflictProblem: the name is taken.
+        VaultError: the key cannot be encrypted.
     """
-    check_links(server.team, links)
     wanted = {"name": checked_name(name, "name")[:NAME_LENGTH] or server.name, **links._asdict()}
     changed = {field: value for field, value in wanted.items() if value != getattr(server, field)}
+    check_links(
+        server.team,
+        ServerLinks(*(changed.get(field) for field in ServerLinks._fields)),
+    )
+    detail: dict[str, object] = {
+        field: getattr(value, "pk", value) for field, value in changed.items()
+    }
+    if key or (key is not None and server.has_key):
+        changed["sealed_key"] = sealed_key(server.team_id, server.url, key)
+        detail["key"] = bool(key)
     if not changed:
         return server
-    detail = {field: getattr(value, "pk", value) for field, value in changed.items()}
     try:
         with transaction.atomic():
             ObservedServer.objects.filter(pk=server.pk).update(**changed)

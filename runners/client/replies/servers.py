@@ -18,6 +18,10 @@ class ServedModelReply(Reply):
     max_model_len: Annotated[
         int | None, Field(description="Tokens of its longest request; null: not said")
     ]
+    slots: Annotated[
+        int | None,
+        Field(description="Slots with that many tokens each, of llama.cpp; null: not said"),
+    ] = None
 
 
 class ServerWindow(Reply):
@@ -55,7 +59,7 @@ class ServerReply(Reply):
     address: Annotated[str, Field(description="Of the server, without /v1")]
     team: Annotated[str, Field(description="Id of the team")]
     owner: Annotated[str, Field(description="Who added it; empty if the account is deleted")]
-    secret: Annotated[str, Field(description="Name of the secret with its key; empty: none")]
+    has_key: Annotated[bool, Field(description="It is asked with a key, which is not returned")]
     plan: Annotated[str | None, Field(description="Id of the plan beside it")]
     host: Annotated[str, Field(description="Slug of the host that it runs on; empty: not said")]
     created_at: datetime

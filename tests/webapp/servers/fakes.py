@@ -134,6 +134,7 @@ class Fake:
             "vllm": ("/version", {"version": "0.33.0"}),
             "sglang": ("/get_server_info", {"version": "0.5.23", "api_key": "not to be kept"}),
             "llamacpp": ("/props", {"build_info": "b9000-abc",
+                                    "total_slots": 4,
                                     "default_generation_settings": {"n_ctx": 1024}}),
             "tgi": ("/info", {"version": "3.3.6", "max_total_tokens": 4096}),
             "ollama": ("/api/version", {"version": "0.12.6"}),

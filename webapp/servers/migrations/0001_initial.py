@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
                 ),
                 ("name", models.CharField(max_length=120)),
                 ("url", models.CharField(max_length=300)),
-                ("secret", models.CharField(blank=True, max_length=40)),
+                ("sealed_key", models.TextField(blank=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("engine", models.CharField(blank=True, max_length=16)),
                 ("release", models.CharField(blank=True, max_length=80)),
@@ -88,6 +88,7 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(fields=("team", "name"), name="one_server_name"),
+                    models.UniqueConstraint(fields=("team", "url"), name="one_server_url"),
                     models.CheckConstraint(
                         condition=models.Q(("url", ""), _negated=True), name="server_has_a_url"
                     ),
