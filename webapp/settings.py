@@ -9,6 +9,7 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
+from runners.shared.addresses import is_loopback
 from webapp.boot.broker import own_url
 from webapp.core.bodies import DEFAULT_BYTES
 from webapp.core.log_collector import collector_start
@@ -52,9 +53,7 @@ ALLOWED_HOSTS = [
 ]
 
 # Whoever uses the site sits at this machine: nobody else's loopback is read as theirs.
-IS_ON_ONE_MACHINE = all(
-    name in {"localhost", "[::1]"} or name.startswith("127.") for name in ALLOWED_HOSTS
-)
+IS_ON_ONE_MACHINE = all(is_loopback(name.strip("[]")) for name in ALLOWED_HOSTS)
 
 INSTALLED_APPS = [
     "webapp.accounts",

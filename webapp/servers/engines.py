@@ -282,7 +282,7 @@ def _known_lines(text: str) -> list[str]:
         raise ValueError(f"more than {MOST_LINES:,} lines")
     found, num_characters = [], 0
     for line in lines:
-        if not line.strip() or line.lstrip().startswith("#"):
+        if not line.strip() or line.lstrip()[0] in "#{":  # {: a name in quotes, which none has
             continue
         named = _SAMPLE.match(line)
         if named is None:

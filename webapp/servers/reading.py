@@ -22,8 +22,9 @@ import httpx
 
 from webapp.servers.engines import BY_NAME, ENGINES, Engine, Reading, read_metrics
 
+NAME_SECONDS = 3.0  # to find its addresses
+CONNECT_SECONDS = 2.5  # to one of them
 READ_SECONDS = 6.0  # of the models and of the figures, which are asked side by side
-CONNECT_SECONDS = 2.5  # of one of its addresses
 RELEASE_SECONDS = 2.0  # of what only adds to them
 MOST_METRICS_BYTES = 2 * 1024**2
 MOST_JSON_BYTES = 1024**2
@@ -193,7 +194,7 @@ async def _addresses(target: Target, names: Resolver) -> list[str]:
     """
     try:
         url = httpx.URL(target.url)
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(NAME_SECONDS):
             found = await names(url.raw_host.decode(), url.port or 0)
     except (OSError, UnicodeError, httpx.InvalidURL) as error:  # a TimeoutError is an OSError
         raise UnreadableError(f"No address is found of {_shown(target.url, 120)}.") from error

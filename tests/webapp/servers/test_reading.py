@@ -182,7 +182,7 @@ def test_a_server_that_shows_figures_alone_is_read(fake):
         ('{"data": []}', "# TYPE go_threads gauge\ngo_threads 3\n", "none of an engine"),
         ('{"data": [{"id": 7, "root": {}, "max_model_len": "long"}, 3]}', "", "status 404"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:24],
 )  # fmt: skip
 def test_bad_manners_are_named_and_bounded(fake, monkeypatch, models, metrics, words):
     monkeypatch.setattr(reading, "READ_SECONDS", 0.5 if models is fakes.slow else 6.0)
@@ -296,7 +296,9 @@ def test_samples_of_no_known_name_are_not_parsed(monkeypatch):
     monkeypatch.setattr(
         engines, "text_string_to_metric_families", lambda text: seen.append(text) or []
     )
-    read_metrics('# HELP x y\nvllm:x{a="' + '\\"' * 2**19 + f'"}} 1\n{RUNNING} 2\n')
+    read_metrics(
+        '# HELP x y\n{"quoted.name"} 1\nvllm:x{a="' + '\\"' * 2**19 + f'"}} 1\n{RUNNING} 2\n'
+    )
     assert seen == [f"{RUNNING} 2\n"]
 
 

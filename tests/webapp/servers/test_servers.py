@@ -449,6 +449,17 @@ def test_operators_add_and_remove_on_the_pages(team, olga, bob, fake, clock, obs
     page.post(f"/servers/{server.pk}/change/", {"name": "Ours"})
     server.refresh_from_db()
     assert server.name == "Ours"
+    address = f"/servers/{server.pk}/change/"
+    refused = page.post(address, {"name": "Other", "key": "sk-typed"})
+    assert (refused.status_code, "sk-typed" in refused.content.decode()) == (422, False)
+    for sent, key in (
+        ({"key": "sk-typed"}, "sk-typed"),
+        ({}, "sk-typed"),
+        ({"forgets_key": "on"}, ""),
+    ):
+        page.post(address, {"name": "Ours", **sent})
+        server.refresh_from_db()
+        assert key_of(server) == key, sent
     page.post(f"/servers/{server.pk}/remove/")
     assert list(ObservedServer.objects.all()) == [other]
 
