@@ -121,7 +121,7 @@ def _detail(
             {"name": words, "url": f"{address}?span={key}", "is_current": key == span}
             for key, (words, _) in SPANS.items()
         ],
-        "command": command_of(row),
+        "command": "" if row.plan and row.plan.deleted_at is None else command_of(row),
         "planned_as": planned_as(row),
         "may_change": may_change,
         "may_plan": has_role(request.user, row.team, Role.PRACTITIONER),

@@ -352,6 +352,9 @@ def test_only_what_changes_is_checked(team, olga, saved):
     links = ServerLinks(server.plan, server.host)
     assert server_change(server=server, by=olga, name="Renamed", links=links).name == "Renamed"
     assert "plan was deleted" in compare_with_plan(server).note
+    ObservedServer.objects.filter(pk=server.pk).update(served_models=[{"name": "acme/tiny"}])
+    page = client_of(olga).get(f"/servers/{server.pk}/").content.decode()
+    assert ("Plan this" in page, f'href="/plans/{saved.pk}/"' in page) == (True, False)
     form = ServerForm(team, {"name": "Again", "plan": saved.pk}, server=server)
     assert form.is_valid(), form.errors
     assert form.links == links
