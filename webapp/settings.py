@@ -9,6 +9,7 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
+from runners.shared.addresses import is_loopback
 from webapp.boot.broker import own_url
 from webapp.core.bodies import DEFAULT_BYTES
 from webapp.core.log_collector import collector_start
@@ -51,6 +52,9 @@ ALLOWED_HOSTS = [
     *public_hosts(os.environ.get("SLIPWAY_PUBLIC_URL", "")),
 ]
 
+# Whoever uses the site sits at this machine: nobody else's loopback is read as theirs.
+IS_ON_ONE_MACHINE = all(is_loopback(name.strip("[]")) for name in ALLOWED_HOSTS)
+
 INSTALLED_APPS = [
     "webapp.accounts",
     "webapp.hosts",
@@ -61,6 +65,7 @@ INSTALLED_APPS = [
     "webapp.tunings",
     "webapp.workflows",
     "webapp.deployments",
+    "webapp.servers",
     "webapp.audit",
     "webapp.metrics",
     "webapp.core",

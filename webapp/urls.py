@@ -30,6 +30,7 @@ from webapp.pages import (
     playground,
     queue,
     remote_code,
+    servers,
     tunings,
     wizard,
     workflows,
@@ -190,6 +191,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{DEPLOYMENT}sleep/", deployments.deployment_sleep_view, name="deployment-sleep"),
     path(f"{DEPLOYMENT}change/", deployments.deployment_change_view, name="deployment-change"),
     path(f"{DEPLOYMENT}delete/", deployments.deployment_delete_view, name="deployment-delete"),
+    # observed servers
+    path("servers/", servers.server_list, name="server-list"),
+    path("servers/save/", servers.server_save, name="server-save"),
+    path("servers/<slug:server_id>/", servers.server_detail, name="server-detail"),
+    path("servers/<slug:server_id>/change/", servers.server_edit, name="server-change"),
+    path("servers/<slug:server_id>/remove/", servers.server_delete, name="server-remove"),
     # approvals
     path("approvals/", approvals.approval_list, name="approvals"),
     path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),

@@ -66,6 +66,7 @@ COMMANDS = {
     "deployments": LazyCommand(
         "deployments", "deployments", "Keep models under names, wake them, see their usage."
     ),
+    "servers": LazyCommand("servers", "servers", "Watch servers that somebody else started."),
     "keys": LazyCommand("deployments", "keys", "List, make and revoke clients' keys."),
     "approvals": LazyCommand("approvals", "approvals", "List and withdraw requested launches."),
     "data": LazyCommand("data", "data", "List, upload and delete training data."),

@@ -27,7 +27,7 @@ from runners.client.replies.library import *
 from runners.client.replies.machines import *
 from runners.client.replies.model_copies import *
 from runners.client.replies.plans import *
-from runners.client.replies.remote_code import *
+from runners.client.replies.servers import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
 from runners.client.replies.tunings import *
@@ -673,6 +673,34 @@ class Operations:
     ) -> UsagePage:
         """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
 
+    @operation("GET", "/servers")
+    def list_servers(self, *, limit: int = 50, cursor: str = "") -> ServerPage:
+        """Return the teams' observed servers, the newest first."""
+
+    @operation("POST", "/servers")
+    def add_server(
+        self, body: NewServer | JsonObject, *, idempotency_key: str | None = None
+    ) -> ServerDetail:
+        """Watch a server that somebody else started; nothing of it is changed."""
+
+    @operation("GET", "/servers/{server_id}")
+    def get_server(self, server_id: str) -> ServerDetail:
+        """Return an observed server, as of the last look, with what its plan says."""
+
+    @operation("PATCH", "/servers/{server_id}")
+    def change_server(
+        self,
+        server_id: str,
+        body: ChangedServer | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> ServerDetail:
+        """Change what a server is called and what stands beside it."""
+
+    @operation("DELETE", "/servers/{server_id}")
+    def remove_server(self, server_id: str, *, idempotency_key: str | None = None) -> None:
+        """Watch a server no longer, and delete its points; the server runs on."""
+
     @operation("GET", "/models")
     def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:
         """Return the teams' models, newest first, then the catalog's."""
@@ -681,10 +709,7 @@ class Operations:
     def add_model(
         self, body: NewModel | JsonObject, *, idempotency_key: str | None = None
     ) -> ModelDetail:
-        """Register a model of the team by its config, or by a repository, whose weights jobs load.
-
-        422 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
-        """
+        """Register a model of the team by its config."""
 
     @operation("GET", "/models/{model_id}")
     def get_model(self, model_id: str) -> ModelDetail:
@@ -781,20 +806,6 @@ class Operations:
         idempotency_key: str | None = None,
     ) -> MeasurementReply:
         """Exclude a measurement from the calibration of its host, or include it again."""
-
-    @operation("GET", "/trusted-code")
-    def list_trusted_code(self, *, limit: int = 50, cursor: str = "") -> TrustedCodePage:
-        """Return the repositories and commits whose own code the current team's jobs may run."""
-
-    @operation("POST", "/trusted-code")
-    def allow_code(
-        self, body: AllowedCode | JsonObject, *, idempotency_key: str | None = None
-    ) -> TrustedCodeReply:
-        """Let the team's jobs run the own code of a repository, at this commit alone, as an admin."""
-
-    @operation("DELETE", "/trusted-code/{code_id}")
-    def forbid_code(self, code_id: str, *, idempotency_key: str | None = None) -> None:
-        """Withdraw the permission; jobs that have not started no longer get the code."""
 
     @operation("GET", "/me")
     def get_me(self) -> MeReply:

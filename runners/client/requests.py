@@ -61,6 +61,15 @@ class ChangedDeployment(TypedDict):
     max_replicas: NotRequired[int | None]
 
 
+class ChangedServer(TypedDict):
+    """What is to change; a field that is left out stays."""
+
+    name: NotRequired[str | None]
+    key: NotRequired[str | None]
+    plan: NotRequired[str | None]
+    host: NotRequired[str | None]
+
+
 class CompressStep(TypedDict):
     """Make the weights smaller and measure the loss of quality."""
 
@@ -251,6 +260,16 @@ class NewModelCopy(TypedDict):
     source: NotRequired[str | None]
     revision: NotRequired[str | None]
     files: NotRequired[list[PushedFile]]
+
+
+class NewServer(TypedDict):
+    """A server to watch."""
+
+    address: str
+    name: NotRequired[str]
+    key: NotRequired[str]
+    plan: NotRequired[str | None]
+    host: NotRequired[str | None]
 
 
 class NewToken(TypedDict):

@@ -8,6 +8,7 @@
   const FINAL = new Set(["succeeded", "failed", "error", "stopped", "expired"]);
   const { charts, live } = window.slipway;
   const job = document.querySelector("[data-job]");
+  const charted = job ?? document.querySelector("[data-charted]"); /* whose charts take new points */
   let pending = 0;
   let fetchedAt = 0;
   let isFinal = job ? FINAL.has(job.dataset.state) : false;
@@ -49,15 +50,15 @@
     if (points && charts) {
       for (const [metric, column] of Object.entries(JSON.parse(points.textContent))) charts.append(metric, column);
     }
-    if (!asOf || !job) return;
-    job.dataset.asOf = asOf;
+    if (!asOf || !charted) return;
+    charted.dataset.asOf = asOf;
     charts?.show(asOf);
   };
 
   const load = async (isWhole) => {
     const headers = isWhole ? {} : { "HX-Request": "true" };
     const address = new URL(location.href);
-    if (job && !isWhole && charts?.has()) address.searchParams.set("since", Math.floor(charts.lastInstant()));
+    if (charted && !isWhole && charts?.has()) address.searchParams.set("since", Math.floor(charts.lastInstant()));
     const answer = await fetch(address, { headers, cache: "no-store" });
     if (!answer.ok) return null;
     return new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -109,7 +110,7 @@
 
   /* The list needs no more than that. */
   if (!job) {
-    document.addEventListener("live:frame", ({ detail }) => refreshSoon(["job.state", "host.check"].includes(detail.event)));
+    document.addEventListener("live:frame", ({ detail }) => refreshSoon(["job.state", "host.check", "server.look"].includes(detail.event)));
     return;
   }
 

@@ -150,6 +150,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "webapp/operations/*": (OWN, {"json.loads", "read_text"}),
     "webapp/pages/docs.py": (SHIPPED, {"read_text"}),
     "webapp/pages/playground.py": (MESSAGE, {"json.loads"}),
+    "webapp/servers/reading.py": ("what an observed server answers", {"json.loads"}),
 }  # fmt: skip
 
 
@@ -230,6 +231,7 @@ OPEN = {
     "CompressOptions": "a part of models that forbid them",
     "Reply": "what a newer server sends to an older client",
     "EndpointCard": "a part of what an endpoint says of itself",
+    "Window": "what the control process stored, of this release or another",
     "ProofSummary": "what a host's page shows of the facts of a report",
 }
 

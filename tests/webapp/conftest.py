@@ -46,6 +46,7 @@ from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.modelhub.remote_code import code_allow
 from webapp.plans.models import Plan
+from webapp.servers.models import ObservedServer
 from webapp.tunings.models import Tuning
 from webapp.wizard.drafts import draft_begin
 from webapp.workflows.models import Workflow
@@ -389,10 +390,14 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         files=[{"path": "config.json", "size_bytes": 2, "etag": "b" * 40}],
     )  # fmt: skip
     code = code_allow(team=team, name=f"acme/own@{'a' * 40}", reason="", by="olga")
+    server = ObservedServer.objects.create(
+        team=team, owner=alice, name="theirs", url="http://127.0.0.1:1"
+    )
     known = {
         "team": team.pk,
         "<slug:code_id>": code.pk,
         "<code_id>": code.pk,
+        "<slug:server_id>": server.pk,
         "<slug:copy_id>": copied.pk,
         "<copy_id>": copied.pk,
         "<org>": "acme",

@@ -30,6 +30,7 @@ from webapp.api import (
     openapi,
     plans,
     remote_code,
+    servers,
     stored_files,
     team,
     tunings,
@@ -166,6 +167,7 @@ api.add_router("/pools", machines.queue_router)
 api.add_router("/workflows", workflows.router)
 api.add_router("", tunings.router)
 api.add_router("", deployments.router)
+api.add_router("", servers.router)
 api.add_router("", library.router)
 api.add_router("", remote_code.router)
 api.add_router("", team.router)

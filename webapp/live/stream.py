@@ -120,15 +120,17 @@ def hosts_topic(team_id: str) -> str:
 SALT = "slipway.live"
 TICKET_SECONDS = LIFETIME_SECONDS = 3600  # to open a stream, and of a stream
 KEY = re.compile(r"[0-9A-Za-z]{1,64}")
-_OWNED = frozenset({"job", "host", "plan"})  # team-owned models whose pages are live
+_OWNED = frozenset(
+    {"job", "host", "plan", "observedserver"}
+)  # team-owned models whose pages are live
 _PER_TEAM = {"jobs": jobs_topic, "hosts": hosts_topic}
 
 
 def ticket_for(user: User | AnonymousUser, topics: Iterable[str]) -> str:
     """Return a ticket for those of ``topics`` that the user may see.
 
-    Topics: ``job:<id>``, ``host:<id>``, ``plan:<id>``, and ``jobs`` and ``hosts`` for the
-    lists of the user's teams.
+    Topics: ``job:<id>``, ``host:<id>``, ``plan:<id>``, ``observedserver:<id>``, and ``jobs`` and
+    ``hosts`` for the lists of the user's teams.
     """
     allowed = sorted({name for topic in topics for name in _allowed(user, topic.strip())})
     return signing.TimestampSigner(salt=SALT).sign_object({"u": user.pk, "t": allowed})

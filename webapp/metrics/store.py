@@ -382,6 +382,13 @@ def needs_seal(attempt_id: str, source: str, *, is_ended: bool) -> bool:
     return is_ended or points >= SEAL_POINTS or age_ms >= SEAL_AFTER_MS
 
 
+def forget(attempt_id: str) -> None:
+    """Delete every point stored under an id, of what is watched no longer."""
+    with transaction.atomic(using=settings.METRICS_DATABASE):
+        for model in (MetricBatch, MetricChunk, MetricSource):
+            model.objects.filter(attempt_id=attempt_id).delete()
+
+
 def prune_raw(*, before_ms: int) -> int:
     """Delete raw chunks that ended before an instant; their roll-ups stay. Return how many."""
     rows, _ = MetricChunk.objects.filter(step_ms=RAW_STEP_MS, t1_ms__lt=before_ms).delete()

@@ -82,6 +82,7 @@ from webapp.metrics.models import MetricSource
 from webapp.modelhub.models import TeamModel, TrustedCode
 from webapp.operations.staff_site import KeyFields
 from webapp.plans.models import Plan
+from webapp.servers.models import ObservedServer
 from webapp.tunings.models import Tuning, TuningTrial
 from webapp.workflows.models import Workflow, WorkflowStep
 
@@ -577,6 +578,11 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     Deployment: {
         "list_display": ["name", "team", "owner", "plan", "is_kept_awake", "is_paused"],
         "list_filter": ["team"],
+    },
+    ObservedServer: {
+        "list_display": ["name", "team", "owner", "url", "engine", "answered_at", "silent_since"],
+        "list_filter": ["team", "engine"],
+        "exclude": ["sealed_key"],
     },
     Replica: {"list_display": ["deployment", "job", "created_at", "ready_at", "ended_at"]},
     ServingKey: {

@@ -36,8 +36,18 @@ from webapp.jobs.gangs import settle_all
 from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Command
 from webapp.jobs.services import queue_expire
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
-from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, needs_seal, prune_old, roll_up, seal
+from webapp.metrics.store import (
+    FOREVER_MS,
+    RAW_LIFETIME,
+    RAW_STEP_MS,
+    needs_seal,
+    prune_old,
+    roll_up,
+    seal,
+)
 from webapp.modelhub.models import TeamModel
+from webapp.servers import looking
+from webapp.servers.models import ObservedServer
 from webapp.tunings import services as tunings
 from webapp.workflows.services import advance_all
 
@@ -98,9 +108,9 @@ QUEUE_LIFETIME = timedelta(days=7)
 
 
 PROMPT, METRICS, UPKEEP = "prompt", "metrics", "upkeep"
-WORKFLOWS, DEPLOYMENTS = "workflows", "deployments"
+WORKFLOWS, DEPLOYMENTS, SERVERS = "workflows", "deployments", "servers"
 # One thread each: what takes long keeps no other group waiting.
-GROUPS = (PROMPT, METRICS, UPKEEP, WORKFLOWS, DEPLOYMENTS)
+GROUPS = (PROMPT, METRICS, UPKEEP, WORKFLOWS, DEPLOYMENTS, SERVERS)
 
 
 @dataclass
@@ -127,6 +137,8 @@ def all_duties() -> list[Duty]:
         Duty("workflows", 2.0, advance_all, WORKFLOWS),
         Duty("tunings", 2.0, tunings.advance_all, WORKFLOWS),
         Duty("deployments", 1.0, deployments.Advance().step, DEPLOYMENTS),
+        Duty("observed servers", looking.EVERY_SECONDS, looking.Observer().step, SERVERS),
+        Duty("points of removed servers", 3600.0, looking.forget_removed, METRICS),
         Duty("alarms of keys", 10.0, alarms_raise, UPKEEP),
         Duty("costs of deployments", 60.0, costs_add, UPKEEP),
         Duty("metric retention", 3600.0, prune_old, METRICS),
@@ -333,12 +345,16 @@ def seal_due(clock: Callable[[], float] = time.monotonic) -> int:
 
 def _seal(attempt_id: str, source: str) -> int:
     attempt = Attempt.objects.filter(pk=attempt_id).first()
-    if attempt is None:
+    is_ended = attempt is not None and attempt.ended_at is not None
+    if attempt is not None:
+        through_seq = attempt.acked_seq
+    elif ObservedServer.objects.filter(pk=attempt_id).exists():
+        through_seq = FOREVER_MS  # its points are numbered by their time, and final at once
+    else:
         return 0
-    is_ended = attempt.ended_at is not None
     if not needs_seal(attempt_id, source, is_ended=is_ended):
         return 0
-    sealed = seal(attempt_id, source, through_seq=attempt.acked_seq)
+    sealed = seal(attempt_id, source, through_seq=through_seq)
     stored = MetricSource.objects.get(attempt_id=attempt_id, source=source)
     roll_up(stored, is_ended=is_ended)
     return sealed

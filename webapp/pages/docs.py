@@ -39,7 +39,7 @@ TASKS: dict[str, tuple[str, ...]] = {  # pages by what a reader wants to do, in 
     "Run": (
         "jobs", "training-data", "models-by-name", "generation", "workflows", "queue", "failures",
     ),
-    "Serve": ("serving", "deployments", "endpoints"),
+    "Serve": ("serving", "deployments", "endpoints", "observed-servers"),
     "Hosts": ("hosts", "slurm", "kubernetes"),
     "Operate": (
         "configuration", "operations", "backup", "proxies", "command-line-server", "threats",

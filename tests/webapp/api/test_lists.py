@@ -20,6 +20,7 @@ from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.remote_code import code_allow
 from webapp.plans.models import Plan, PlanState
+from webapp.servers.models import ObservedServer
 from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
 
@@ -76,6 +77,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     )
     kept = Deployment.objects.get()
     Deployment.objects.create(team=team, owner=alice, name="second", plan=kept.plan)
+    ObservedServer.objects.create(team=team, owner=alice, name="second", url="http://b")
     key_make(team=team, by=alice, options=KeyOptions(name="desk"))
     for key in ServingKey.objects.all():
         Usage.objects.create(key=key, deployment=kept, day=now().date(), requests=1)

@@ -33,6 +33,7 @@ NAVIGATION = (
 PARTS = {
     "/jobs/": ("/workflows/", "/approvals/"),
     "/plans/": ("/tunings/",),
+    "/deployments/": ("/servers/",),
 }  # pages below an entry, at other addresses
 APART = frozenset({"Limits", "Queue", "Techniques", "Docs"})  # in the account menu on phones
 THEMES = ("light", "dark")

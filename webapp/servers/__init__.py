@@ -1,0 +1,1 @@
+"""Servers that somebody else started: watched through their own addresses, never changed."""
