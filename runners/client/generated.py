@@ -27,6 +27,7 @@ from runners.client.replies.library import *
 from runners.client.replies.machines import *
 from runners.client.replies.model_copies import *
 from runners.client.replies.plans import *
+from runners.client.replies.remote_code import *
 from runners.client.replies.servers import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
@@ -709,7 +710,10 @@ class Operations:
     def add_model(
         self, body: NewModel | JsonObject, *, idempotency_key: str | None = None
     ) -> ModelDetail:
-        """Register a model of the team by its config."""
+        """Register a model of the team by its config, or by a repository, whose weights jobs load.
+
+        422 with the code ``hub_unreachable``: the server does not reach the hub, and needs the config.
+        """
 
     @operation("GET", "/models/{model_id}")
     def get_model(self, model_id: str) -> ModelDetail:
@@ -806,6 +810,20 @@ class Operations:
         idempotency_key: str | None = None,
     ) -> MeasurementReply:
         """Exclude a measurement from the calibration of its host, or include it again."""
+
+    @operation("GET", "/trusted-code")
+    def list_trusted_code(self, *, limit: int = 50, cursor: str = "") -> TrustedCodePage:
+        """Return the repositories and commits whose own code the current team's jobs may run."""
+
+    @operation("POST", "/trusted-code")
+    def allow_code(
+        self, body: AllowedCode | JsonObject, *, idempotency_key: str | None = None
+    ) -> TrustedCodeReply:
+        """Let the team's jobs run the own code of a repository, at this commit alone, as an admin."""
+
+    @operation("DELETE", "/trusted-code/{code_id}")
+    def forbid_code(self, code_id: str, *, idempotency_key: str | None = None) -> None:
+        """Withdraw the permission; jobs that have not started no longer get the code."""
 
     @operation("GET", "/me")
     def get_me(self) -> MeReply:
