@@ -579,7 +579,8 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
         with monkeypatch.context() as patch:
             patch.setattr(library, "with_config", Mock(side_effect=refused))
             code, out, err = run("models", "add", "team/model", "--name", name)
-            assert (code, "without weights" in out, refused.detail in err) == (DONE, True, True)
+            said = getattr(refused, "sentence", refused.detail)
+            assert (code, "without weights" in out, said in err) == (DONE, True, True)
             assert TeamModel.objects.get(name=name).config == CONFIG
             assert run("models", "add", "team/none")[0] != DONE
     for arguments, code, words in (

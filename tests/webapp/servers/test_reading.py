@@ -182,7 +182,7 @@ def test_a_server_that_shows_figures_alone_is_read(fake):
         ('{"data": []}', "# TYPE go_threads gauge\ngo_threads 3\n", "none of an engine"),
         ('{"data": [{"id": 7, "root": {}, "max_model_len": "long"}, 3]}', "", "status 404"),
     ],
-    ids=lambda value: str(value)[:24],
+    ids=lambda value: getattr(value, "__name__", str(value)[:24]),
 )  # fmt: skip
 def test_bad_manners_are_named_and_bounded(fake, monkeypatch, models, metrics, words):
     monkeypatch.setattr(reading, "READ_SECONDS", 0.5 if models is fakes.slow else 6.0)
