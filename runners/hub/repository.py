@@ -5,10 +5,14 @@ Apart from ``names``, so that a download loads no catalog.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from runners.datasets.repositories import DATA_SETS
-from runners.jobspec.base import HubName
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from runners.jobspec.base import HubName
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
@@ -36,7 +40,7 @@ class RepositoryName:
     repository: str
     revision: str = ""
     file: str = ""
-    hub: HubName | Literal[""] = ""  # "": the usual one of whoever asks
+    hub: "HubName | Literal['']" = ""  # "": the usual one of whoever asks
 
     def __post_init__(self) -> None:
         """Keep paths and addresses made of it within their place, whoever made it.

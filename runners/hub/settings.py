@@ -10,14 +10,17 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from runners.hub.modelscope import MODELSCOPE
 from runners.hub.repository import folder_name
 from runners.hub.source import Source
-from runners.jobspec.base import HubName
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import AUTHORITIES, NETWORK
+
+if TYPE_CHECKING:  # it is read before any package is installed
+    from runners.jobspec.base import HubName
 
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
 HUGGING_FACE = Source(
@@ -28,7 +31,7 @@ HUGGING_FACE = Source(
     link="hub",
     token_file="token",  # noqa: S106 -- of ``hf auth login``
 )
-SOURCES: Mapping[HubName, Source] = {each.name: each for each in (HUGGING_FACE, MODELSCOPE)}
+SOURCES: Mapping["HubName", Source] = {each.name: each for each in (HUGGING_FACE, MODELSCOPE)}
 TOKENS = tuple(each.token_name for each in SOURCES.values())
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
@@ -67,7 +70,7 @@ class HubSettings:
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
     host_dir: Path | None = None
     link: str = HUGGING_FACE.link
-    hub: HubName = "huggingface"
+    hub: "HubName" = "huggingface"
 
     @property
     def source(self) -> Source:
@@ -150,7 +153,7 @@ def from_environment(
     )
 
 
-def usual_hub(variables: Mapping[str, str]) -> HubName:
+def usual_hub(variables: Mapping[str, str]) -> "HubName":
     """Return the hub of names that state none, as vLLM and SGLang read it too."""
     for source in SOURCES.values():
         if any(variables.get(name, "").upper() in TRUE for name in source.usual_variables):

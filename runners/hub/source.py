@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from runners.hub.repository import SCHEMES
-from runners.jobspec.base import HubName
+
+if TYPE_CHECKING:
+    from runners.jobspec.base import HubName
 
 Ask = Callable[[str], object]  # from an address to the JSON document there
 
@@ -35,7 +37,7 @@ class Source:
     source are this one's. ``link``: under which name hosts note how fast files came.
     """
 
-    name: HubName
+    name: "HubName"
     endpoint: str
     endpoint_variable: str  # names another endpoint
     token_name: str  # of the variable, and of the team's secret

@@ -244,6 +244,7 @@ def test_what_contradicts_itself_is_refused_by_name():
         assert caught.value.field == f"workload.{name}", (device["id"], asked)
 
 
+@pytest.mark.slow
 def test_a_search_divides_the_devices_and_keeps_to_what_is_asked():
     base = {"model": TINY, "device": CARD, "devices": 8, "engine": "nemo_rl", "top": 100}
     found = search(**base, workload=WORK, objective="throughput").plans

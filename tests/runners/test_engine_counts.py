@@ -52,6 +52,7 @@ def query_of(folder, context_tokens: int = 0) -> FolderQuery:
     return FolderQuery(folder, (folder.parent,), folder.parent.parent, context_tokens)
 
 
+@pytest.mark.slow
 def test_preflight_shows_what_transformers_builds(folder, monkeypatch):
     monkeypatch.setattr(preflight_weights, "ENGINE_SECONDS", 300.0)
     code = {"auto_map": {"AutoModelForCausalLM": "own.Model"}}  # never imported

@@ -218,9 +218,9 @@ def charts_for(
     reported = set(metrics)
     charts = list(BY_KIND.get(kind, (MEMORY, PROCESSOR)))
     charts = [each for each in OPTIONAL if each.metric in reported and each not in charts] + charts
-    if ACCURACY.metric in reported:
-        charts[1:1] = [each for each in JUDGED if each.metric in reported]
-    charts[1:1] = [each for each in COMPARED if each.metric in reported]
+    behind_loss = charts.index(LOSS) + 1 if LOSS in charts else 1
+    follow = [*COMPARED, *(JUDGED if ACCURACY.metric in reported else ())]
+    charts[behind_loss:behind_loss] = [each for each in follow if each.metric in reported]
     charts += [*_gpu_charts(reported), *_source_charts(reported, "weight")]
     if is_complete:
         charts += [*_source_charts(reported, "loss"), *_source_charts(reported, "reference")]

@@ -185,6 +185,7 @@ def test_a_model_of_modelscope_comes_from_there_with_its_token(tmp_path, hub):
         assert not (attempt.folder / "secrets/MODELSCOPE_API_TOKEN").exists()
 
 
+@pytest.mark.slow
 def test_code_comes_and_runs_only_where_it_is_allowed_at_that_commit(tmp_path, hub):
     commit, model = hub.commit("acme/coded"), HubModel(repository="acme/coded")
     for trusted in ((), (f"acme/coded@{'a' * 40}", f"acme/tiny@{commit}")):

@@ -40,6 +40,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_it_runs_where_no_package_of_the_site_is_installed(tmp_path):
     ended = subprocess.run(
         [

@@ -116,6 +116,7 @@ def test_the_manifest_says_version_schema_and_digest_of_every_file(backup):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_artefacts_can_be_left_out(data, tmp_path):
     done = manage(data, "backup", str(tmp_path / "slim"), "--without-artefacts")
     assert "Left out: the artefacts" in done.stdout
@@ -124,12 +125,14 @@ def test_artefacts_can_be_left_out(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_folder_that_is_there_is_not_written_over(data, backup):
     done = manage(data, "backup", str(backup))
     assert done.returncode == 1
     assert "exists already" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_database_that_is_not_empty_stays_without_the_flag(backup, site):
     (site / "secret_key").write_text("of the site that was there")
     assert "not empty" in refused(site, str(backup))
@@ -156,12 +159,14 @@ def test_a_database_that_another_process_has_open_is_never_written_over(backup, 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_damaged_database_can_be_replaced(backup, tmp_path):
     (tmp_path / "slipway.sqlite3").write_text("no database at all, but long enough" * 100)
     done = manage(tmp_path, "restore", str(backup), "--overwrite")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_backup_of_a_newer_schema_is_refused_with_both_versions(copy_of, tmp_path):
     migrations = json.loads((copy_of / "manifest.json").read_text())["migrations"]
     change(copy_of, version="9.9", migrations=migrations | {"hosts": ["9999_future"]})
@@ -171,6 +176,7 @@ def test_a_backup_of_a_newer_schema_is_refused_with_both_versions(copy_of, tmp_p
     assert "this is Slipway 0.1.0, which knows hosts.00" in words
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_backup_of_a_newer_format_names_the_version_to_use(copy_of, tmp_path):
     change(copy_of, format=2, version="9.9")
@@ -212,6 +218,7 @@ def test_a_check_reads_everything_and_changes_nothing(backup, data):
     assert (data / "slipway.sqlite3").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_key_of_the_environment_is_named_and_asked_for_again(site, tmp_path):
     key = {"SLIPWAY_SECRET_KEY": "a-key-that-only-the-environment-holds"}

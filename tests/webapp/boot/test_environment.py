@@ -145,6 +145,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_real_environment_is_made_filled_and_stamped(elsewhere, tmp_path, monkeypatch, capsys):
     make_wheel(tmp_path, "tiny")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -321,6 +322,7 @@ def test_an_unknown_package_is_recorded_and_compared_from_then_on(index, capsys)
     assert index.unpacked("unknown") == "good = 1"
 
 
+@pytest.mark.slow
 def test_what_changes_after_the_comparison_is_refused_by_pip(index):
     wheel = make_wheel(index.folder, "later")
     pinned = index.folder / "requirements.txt"

@@ -27,6 +27,7 @@ from webapp.core.queries import replaced_migrations
 # How ``manage.py test`` chooses tests, and what a run prints beside their results.
 
 
+@pytest.mark.slow
 def test_arguments_go_to_pytest_unchanged(monkeypatch, tmp_path, capfd):
     (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
     monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)

@@ -31,6 +31,9 @@ def test_what_was_reported_adds_its_chart_to_the_overview_or_to_the_metrics_tab(
     assert "loss" in keys("compress", ["loss"])
     found = keys("train", ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"])
     assert found[-3:] == ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"]
+    # What is judged follows the loss, also where a chart stands before it.
+    found = keys("train", ["prefill_tokens_per_second", "reward", "accuracy"])
+    assert found[:4] == ["prefill_tokens_per_second", "loss", "reward", "accuracy"]
     assert "grad_norm" not in keys("train", ["grad_norm"])
     assert "grad_norm" in keys("train", ["grad_norm"], is_complete=True)
 

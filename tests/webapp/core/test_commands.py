@@ -308,6 +308,7 @@ def test_djangos_own_check_for_production_finds_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_plain_request_goes_to_the_https_address_and_health_does_without_tls(tmp_path):
     done = python(tmp_path, "-c", ASK, "/accounts/login/?next=/", "/healthz")
     page, (status, location) = json.loads(done.stdout)
@@ -371,6 +372,7 @@ def test_every_form_of_tz_starts_the_site_and_an_unknown_one_is_named():
         assert words.startswith(f"TZ is {text!r}"), text
 
 
+@pytest.mark.slow
 def test_a_process_of_the_site_names_tz_and_runs_on(tmp_path, monkeypatch):
     for text, words in [("CET-1CEST,M3.5.0,M10.5.0/3", "TZ is 'CET"), (":/etc/localtime", "")]:
         monkeypatch.setenv("TZ", text)
