@@ -204,6 +204,19 @@ def run_calibrate(sink: TextIO, what: str) -> int:
     return OK
 
 
+def run_accuracy_gate(sink: TextIO, *, prints_baseline: bool) -> int:
+    """Print what is less accurate than was accepted; or the errors of today, to be accepted."""
+    from planner.fitting.accuracy_gate import baseline, errors_today, to_json, worsened
+
+    today = errors_today()
+    if prints_baseline:
+        sink.write(to_json(today))
+        return OK
+    words = worsened(baseline(), today)
+    sink.writelines(f"{line}\n" for line in words or ["no class of rows is less accurate"])
+    return NOTHING if words else OK
+
+
 def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
     """Compute and print the accuracy page, or one of its pictures."""
     from planner.fitting.accuracy import accuracy_page, pictures
@@ -243,7 +256,10 @@ def arguments() -> argparse.ArgumentParser:
     )
     commands.add_parser("quality", help="what compression costs, as the docs page")
     showing = commands.add_parser("accuracy", help="predicted against published, as a docs page")
-    showing.add_argument("--picture", help="one picture of the page, as an SVG")
+    shown = showing.add_mutually_exclusive_group()
+    shown.add_argument("--picture", help="one picture of the page, as an SVG")
+    shown.add_argument("--gate", action="store_true", help="what is less accurate than accepted")
+    shown.add_argument("--baseline", action="store_true", help="the errors of today, to accept")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
     exporter.add_argument("--measure", action="store_true", help="the script that checks it")
@@ -265,7 +281,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "inverse": lambda: run_inverse(sys.stdin, sys.stdout),
-        "accuracy": lambda: run_accuracy(sys.stdout, chosen.picture),
+        "accuracy": lambda: (
+            run_accuracy_gate(sys.stdout, prints_baseline=chosen.baseline)
+            if chosen.gate or chosen.baseline
+            else run_accuracy(sys.stdout, chosen.picture)
+        ),
         "quality": lambda: run_quality(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout, chosen.what),
         "export": lambda: run_export(

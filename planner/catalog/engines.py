@@ -167,6 +167,9 @@ class Engine(Spec):
     # such a step hold several of them, without padding.
     trains_on_policy: bool = False
     packs_completions: bool = False
+    # Whether new weights reach the generating engine while completions of the old ones go on, so
+    # that the next batch starts beside the last completions of the one before.
+    updates_in_flight: bool = False
     # What it can leave shared devices while the other works, and the engines it generates with.
     rollout_sleeps: tuple[str, ...] = ("none", "generator", "both")
     rollout_engines: tuple[str, ...] = ("vllm", "sglang", "transformers")

@@ -40,6 +40,7 @@ __all__ = [
     "list_models",
     "model_from_config",
     "stretched_context",
+    "stretched_model",
 ]
 
 
@@ -267,6 +268,21 @@ def stretched_context(length: int, scaling: dict[str, Any]) -> int:
     return _extended(length, Fields(scaling, path="rope_scaling", title="rope_scaling"))
 
 
+def stretched_model(named: str | dict[str, Any], scaling: dict[str, Any]) -> ModelSpec:
+    """Return a model of the catalog or of a config, its context stretched by a ``rope_scaling``.
+
+    Raises:
+        PlannerError: the model is unknown, or a field of the scaling is no number.
+    """
+    model = get_model(named) if isinstance(named, str) else model_from_config(named)
+    tokens = stretched_context(model.max_position_embeddings, scaling)
+    note = (
+        f"rope_scaling {json.dumps(scaling)} stretches its context of "
+        f"{model.max_position_embeddings:,} tokens to {tokens:,}: the engine has to be told"
+    )
+    return _noted(model.model_copy(update={"max_position_embeddings": tokens}), note)
+
+
 def _extended(length: int, scaling: Fields) -> int:
     """Return a length extended by one rotary scaling."""
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
@@ -471,6 +487,30 @@ def published_config(known: str) -> dict[str, Any]:
     entry = get_entry(known)
     config: dict[str, Any] = json.loads(data_text(f"configs/{entry.config}.json"))
     return {**config, **entry.own.get(known, {})}
+
+
+def config_by_name(repository: str) -> dict[str, Any]:
+    """Return the config.json of a repository as its name states it, {} where that is uncertain.
+
+    Certain are the catalog's own repositories, and those of the same owner, or of one whose
+    habits the catalog knows, in the format of their names. Copies of others may be stored in
+    another.
+
+    >>> config_by_name("Qwen/Qwen3-8B-AWQ")["quantization_config"]["quant_method"]
+    'awq'
+    >>> config_by_name("unsloth/DeepSeek-V3-bf16"), config_by_name("nobody/nothing")
+    ({}, {})
+    """
+    found = find(repository)
+    if found is None:
+        return {}
+    config, stated = published_config(found.known), found.stated
+    if stated is None:
+        return config if found.known.lower() == repository.lower() else {}
+    is_own = repository.partition("/")[0].lower() == found.known.partition("/")[0].lower()
+    return (
+        with_format(config, _model(found.known), stated) if is_own or stated.is_publishers else {}
+    )
 
 
 def _spec(known: str, config: dict[str, Any]) -> ModelSpec:

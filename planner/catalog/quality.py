@@ -11,7 +11,7 @@ from statistics import median
 
 from planner.catalog.reading import data_json, data_text
 from planner.cost.weights import WIDE
-from planner.specs.base import Dtype
+from planner.specs.base import PRUNING_METHODS, Dtype
 from planner.specs.estimate import Quality
 
 # Published quality losses of compression schemes, by model family and size.
@@ -196,7 +196,6 @@ SCHEME_BY_METHOD: dict[str, str] = {
 GROUPED_METHODS = frozenset({"gptq", "awq"})
 # Methods with tables by whole bits, named with a colon and the mean bits per weight.
 ROUNDED_METHODS = frozenset({"gptq", "awq", "aqlm", "vptq", "nf4"})
-PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
 # Methods without a table, to which tables of rounding or GPTQ do not apply.
 UNTABLED_METHODS = frozenset(
     {"norm_tweaking", "finequant", "quantease", "autoround", "qmoe", "sheared_llama"}

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from planner.cost.quantity import Quantity, equation, maximum
+from planner.cost.quantity import Quantity, equation, maximum, minimum
 
 VERL = "volcengine/verl, docs/advance/one_step_off.md, experimental results"
 QUANTILES = 2048  # of the law of lengths
@@ -82,6 +82,27 @@ def lengths_of(mean: float, most: float, variation: float | None) -> Lengths:
 def generation_seconds(*, prompts_s: Quantity, full_s: Quantity, drain_s: Quantity) -> Quantity:
     """Return the seconds in which a replica generates its completions."""
     return prompts_s + full_s + drain_s
+
+
+@equation(
+    "t = min(t_a, (t_b + sqrt(t_b² + 4 · (t_a - t_b) · u)) / 2)",
+    unit="s",
+    symbols={"drained_s": "t_a", "joined_s": "t_b", "trainer_s": "u"},
+    source="NVIDIA-NeMo/RL, nemo_rl/algorithms/async_utils (in_flight_weight_updates): a batch "
+    "starts when the trainer is done with the one before the last, so that a + 1 - u / t batches "
+    "are generated at once, and a where the trainer takes longer; linear between both",
+)
+def in_flight_generation_seconds(
+    *, drained_s: Quantity, joined_s: Quantity, trainer_s: Quantity
+) -> Quantity:
+    """Return a batch's seconds where the next one starts before its last completions end.
+
+    ``drained_s`` and ``joined_s`` are those with as many batches at once as may be ahead, and with
+    one more; ``trainer_s`` is the trainer's time for a batch. The root solves
+    t = t_b + (t_a - t_b) · u / t.
+    """
+    root = (joined_s**2 + 4 * (drained_s - joined_s) * trainer_s) ** 0.5
+    return minimum(drained_s, (joined_s + root) / 2)
 
 
 @equation(

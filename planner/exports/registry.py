@@ -3,6 +3,7 @@
 import json
 from importlib.resources import files
 
+from planner.catalog.models import is_known_model
 from planner.exports.export import (
     Export,
     ExportCase,
@@ -26,6 +27,7 @@ from planner.exports.train_script import ACCELERATE, DEEPSPEED, TORCHRUN, TORCHT
 from planner.exports.vllm import VLLM
 from planner.specs.base import BadRequestError, JsonObject
 from planner.specs.estimate import PlannedStrategy, PlanRequest
+from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.techniques.registry import Case
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
@@ -112,12 +114,19 @@ def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
         PlannerError: the model or the device is unknown.
     """
     return ExportCase(
-        model=request.model if isinstance(request.model, str) else LOCAL_MODEL,
+        model=_name_of(request.model),
         shape=resolve_model(request.named_model),
         device=resolve_device(resolve_cluster(plan.cluster).device),
         plan=plan,
         workload=request.workload,
     )
+
+
+def _name_of(model: str | ModelSpec | JsonObject) -> str:
+    """Return the name by which an engine loads a model: a config alone has none."""
+    if isinstance(model, str):
+        return model
+    return model.id if isinstance(model, ModelSpec) and is_known_model(model.id) else LOCAL_MODEL
 
 
 def possible_formats(case: ExportCase) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ GOALS = (
     ("throughput of full batches, unseen model", "median", 0.10),
 )
 VERDICT_GOAL = ("training verdict, unseen model", 0.95)
-COVERAGE_GOAL = (0.75, 0.85)
+COVERAGE_GOAL = (0.75, 0.88)
 # Plot units of each figure: name, and size in base units.
 UNITS = {
     "training step": ("seconds", 1.0),
@@ -252,7 +252,7 @@ CHOOSING = """The layout that is predicted to be the fastest of a published swee
 left out of the fit, against the fastest that was measured.
 """
 DRAWN = """One mark per row left out, on logarithmic axes. The line is where both agree, the band
-holds four of five rows.
+is the 80 % interval of all engines.
 """
 # The Megatron runs that validate Calculon, and the mean error that it reports.
 EIGHT, CALCULON = "korthikanti2022", 0.035
@@ -480,7 +480,14 @@ NOTES = """## How to read it
   not how well they foresee.
 - Rows are noisy: identical entries of one benchmark differ by 0.7 to 8 %.
 - **Inside 80 % intervals** is counted with widths learnt from other models, sources, sweeps or
-  pairs than the row's own.
+  pairs than the row's own. Of steps and peaks, whose sources hold between two rows and hundreds,
+  every source counts the same, in the widths and in the share.
+- A width follows from what the fit has not seen. Steps: another model of an engine on its chips,
+  another family of chips, another engine; peaks: another model, another engine. It is the quantile
+  that holds a further source in four of five cases: 0.8 (n + 1) / n of n sources. For steps and
+  training peaks of seen engines it is the plain one, and an engine's own rows may widen it, never
+  narrow it: until December 2026 LLM Foundry's steps, one campaign, had 5 %. Steps of tools in no
+  fit lay inside in 50 of 100 cases then, now in 74.
 - **Dense** and **sparse** tell models that every token visits whole from mixtures of experts.
   A pair is a shape of model on a family of chips: DeepSeek-V3 and DeepSeek-R1 are one.
 - How strongly each prior of the serving fit holds was **chosen without the pair** that it is
@@ -533,8 +540,8 @@ def _tool_request(row: Row) -> JsonObject:
     return request | {"engine": HARNESSES.get(row["source_id"], row["engine"])}
 
 
-def _errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[str, float]]:
-    """Yield the relative errors of one measured column, with their sources."""
+def training_errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[Row, float]]:
+    """Yield each answered training row with the relative error of one measured column."""
     for row in usable(latest(rows)):
         if not row[measured]:
             continue
@@ -546,7 +553,12 @@ def _errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[str, float]]:
             if measured == "step_seconds"
             else _shown_bytes(row, answer)
         )
-        yield row["source_id"], float(predicted or 0.0) / float(row[measured]) - 1
+        yield row, float(predicted or 0.0) / float(row[measured]) - 1
+
+
+def _errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[str, float]]:
+    """Yield the relative errors of one measured column, with their sources."""
+    return ((row["source_id"], error) for row, error in training_errors(rows, measured))
 
 
 def _shown_bytes(row: Row, answer: Estimate) -> float:
@@ -557,7 +569,8 @@ def _shown_bytes(row: Row, answer: Estimate) -> float:
     return case.peak_bytes(factors_of(data_json("factors.json")["engines"][case.engine]))
 
 
-def _serving_errors() -> Iterator[tuple[str, float]]:
+def serving_row_errors() -> Iterator[tuple[Row, str, float]]:
+    """Yield each answered sweep row with the name of a time and its relative error."""
     cases = {case.row_id: case for case in serving_cases()}
     for row in (row for name in TABLES for row in table(name) if row["row_id"] in cases):
         case, answer = cases[row["row_id"]], _estimate_or_none(serving_request(row))
@@ -567,8 +580,13 @@ def _serving_errors() -> Iterator[tuple[str, float]]:
         for name, seconds in (("tpot", speed.tpot_seconds), ("ttft", speed.ttft_seconds)):
             if name == "ttft" and not case.counts_ttft:
                 continue
-            error = float(seconds or 0.0) * 1e3 / float(row[f"{name}_ms"]) - 1
-            yield f"{case.engine}, {kind_of(case)}, {name.upper()}", error
+            yield row, name, float(seconds or 0.0) * 1e3 / float(row[f"{name}_ms"]) - 1
+
+
+def _serving_errors() -> Iterator[tuple[str, float]]:
+    kinds = {case.row_id: kind_of(case) for case in serving_cases()}
+    for row, name, error in serving_row_errors():
+        yield f"{row['engine']}, {kinds[row['row_id']]}, {name.upper()}", error
 
 
 def _stream_errors() -> Iterator[tuple[str, float]]:

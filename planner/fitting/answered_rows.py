@@ -1,7 +1,7 @@
 """Published rows of a table as the planner answers them, and those that it does not answer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -22,7 +22,17 @@ class AnsweredRows:
         self, name: str, request_of: Callable[[Row], JsonObject], *, simulate: bool = False
     ) -> Iterator[tuple[Row, Estimate]]:
         """Yield each row of a table with its estimate, with percentiles if ``simulate``."""
-        for row in table(name):
+        yield from self.among(table(name), request_of, simulate=simulate)
+
+    def among(
+        self,
+        rows: Iterable[Row],
+        request_of: Callable[[Row], JsonObject],
+        *,
+        simulate: bool = False,
+    ) -> Iterator[tuple[Row, Estimate]]:
+        """Yield each of these rows with its estimate."""
+        for row in rows:
             try:
                 request = EstimateRequest.model_validate(request_of(row))
                 yield row, estimate_request(request, explain=False, simulate=simulate)

@@ -18,7 +18,7 @@ from planner.fitting.evidence import (
     round_factor,
     table,
 )
-from planner.fitting.left_out import LeftOut, Verdict, spread_of
+from planner.fitting.left_out import GENERATION_PEAK, LeftOut, Verdict, spread_of
 from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
@@ -27,7 +27,6 @@ from planner.workload.costing import estimate_request
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve, resolve_device
 
-GENERATION_PEAK = "generation peak"
 OVERHEAD = "runtime_overhead"
 # Prior of an engine's memory in addition to tensors, and its scale (distance per unit of loss).
 PRIOR_BYTES, SCALE_BYTES = GIB, 4 * GIB

@@ -96,16 +96,13 @@ def _request(row: Row) -> JsonObject:
     }
 
 
-def tails() -> tuple[dict[tuple[str, str, str], list[Tail]], AnsweredRows]:
-    """Return the tails by time, kind of load and percentile, and the rows not answered."""
-    groups: dict[tuple[str, str, str], list[Tail]] = defaultdict(list)
-    rows = AnsweredRows()
+def tail_rows(rows: AnsweredRows) -> Iterator[tuple[Row, str, str, Tail]]:
+    """Yield each answered row with a time, a percentile, and the tail."""
     for row, answer in rows.of("published_percentiles", _request, simulate=True):
         found = answer.performance
         if found.ttft_p99_seconds is None:
             rows.refuse(row, "more than the plan says can be served")
             continue
-        load = load_of(row)
         for time in TIMES:
             if not row[f"{time}_ms"]:
                 continue
@@ -116,7 +113,15 @@ def tails() -> tuple[dict[tuple[str, str, str], list[Tail]], AnsweredRows]:
                 if row[f"{time}_{name}_ms"]:
                     said = 1e3 * getattr(found, f"{time}_{name}_seconds")
                     value = said / float(row[f"{time}_{name}_ms"])
-                    groups[time, load, name].append(Tail(mean, value, low <= seconds <= high))
+                    yield row, time, name, Tail(mean, value, low <= seconds <= high)
+
+
+def tails() -> tuple[dict[tuple[str, str, str], list[Tail]], AnsweredRows]:
+    """Return the tails by time, kind of load and percentile, and the rows not answered."""
+    groups: dict[tuple[str, str, str], list[Tail]] = defaultdict(list)
+    rows = AnsweredRows()
+    for row, time, name, tail in tail_rows(rows):
+        groups[time, load_of(row), name].append(tail)
     return dict(groups), rows
 
 

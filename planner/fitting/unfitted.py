@@ -23,7 +23,9 @@ WORDS = """## Rows that no factor was fitted on
 
 Three collections of measurements that take part in no fit: a third of the serving rows of vLLM and
 TensorRT-LLM that InferenceX published (`planner/validation/unfitted_serving.csv`; whole sweeps, by
-a checksum of their names), single streams on hardware that people own, of four of eleven sources
+a checksum of their names; MiniMax-M2.5 on eight H200 ran with whole experts, as its script passes
+--enable-expert-parallel for a stated size of 1), single streams on hardware that people own, of
+four of eleven sources
 chosen by a checksum of their names (`planner/validation/unfitted_streams.csv`; the others are in
 `inference_owned.csv`, and fitted) and of one model of a fitted source (Qwen3.6-35B-A3B on GB10, by
 a checksum of its folder; its speeds at 4,096 and 16,384 tokens had been looked at before the rows
@@ -108,15 +110,21 @@ READERS: dict[str, Reader] = {
 }
 
 
-def compared_rows() -> tuple[dict[tuple[str, str], list[Comparison]], AnsweredRows]:
-    """Return the comparisons by figure and group, and the rows that were not answered."""
-    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
-    rows = AnsweredRows()
+def comparisons(rows: AnsweredRows) -> Iterator[tuple[Row, str, str, Comparison]]:
+    """Yield each answered row with a figure's name, the row's group and the comparison."""
     for name, (request_of, measured_of, group_of) in READERS.items():
         for row, answer in rows.of(name, request_of):
             for figure, value in measured_of(row).items():
                 if found := _compared(answer, figure, value):
-                    groups[FIGURES[figure], group_of(row)].append(found)
+                    yield row, FIGURES[figure], group_of(row), found
+
+
+def compared_rows() -> tuple[dict[tuple[str, str], list[Comparison]], AnsweredRows]:
+    """Return the comparisons by figure and group, and the rows that were not answered."""
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    rows = AnsweredRows()
+    for _, figure, group, found in comparisons(rows):
+        groups[figure, group].append(found)
     return dict(groups), rows
 
 

@@ -102,19 +102,21 @@ class Import(SparseSpec):
     """A draft of a plan request read from another tool's settings.
 
     ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
-    others that a plan needs. ``data`` names a data set of the Hub by the fields of a training's
-    data, and ``rewards`` its reward functions: no request has them. ``repository`` has the weights
-    of a catalog model, where the text names another one than its own. ``ignored`` settings are
-    known to the tool, with the reason why the plan does not use them; ``unknown`` ones are not
-    known to it, with the nearest name as reason. A setting stands in one of the three.
-    ``assumptions`` are those of them that change the work, as sentences for the plan that is made
-    of the draft.
+    others that a plan needs. ``data`` names a data set of the Hub, and how TRL packs its rows, by
+    the fields of a training's data, and ``rewards`` its reward functions: no request has them.
+    ``repository`` has the weights of a catalog model, where the text names another one than its
+    own, and ``rope_scaling`` what stretches the model's context, by the names of transformers.
+    ``ignored`` settings are known to the tool, with the reason why the plan does not use them;
+    ``unknown`` ones are not known to it, with the nearest name as reason. A setting stands in one
+    of the three. ``assumptions`` are those of them that change the work, as sentences for the plan
+    that is made of the draft.
     """
 
     kind: Kind
     goal: Goal | None = None
     model: str | dict[str, Any] | None = None
     repository: str | None = None
+    rope_scaling: dict[str, Any] | None = None
     data: dict[str, str] = Field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     request: JsonObject = Field(default_factory=dict)
@@ -278,6 +280,7 @@ class Draft:
     assumptions: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     repository: str | None = None
+    rope_scaling: dict[str, Any] | None = None
     data: dict[str, str] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
 
@@ -291,7 +294,7 @@ class Draft:
         place[last] = value
 
     def put_data(self, source: str, name: str, value: str) -> None:
-        """Record that a setting names a data set of the Hub, its subset or its split."""
+        """Record that a setting names a data set, its subset or split, or how it is packed."""
         self.understood.append(Item(source=source, field=f"workload.{name}", value=value))
         self.data[name] = value
 
@@ -378,6 +381,7 @@ class Draft:
             goal=self.goal,
             model=self.model,
             repository=self.repository,
+            rope_scaling=self.rope_scaling,
             data=self.data,
             rewards=self.rewards,
             request=self.request,

@@ -23,6 +23,7 @@ from planner.imports.serving import (
     add_servers,
     add_share,
     add_stated_cache,
+    context_of,
     need_requests,
 )
 from planner.imports.shell import ignore_rest, ignore_words, read_options, source_of
@@ -311,6 +312,7 @@ def read_llama_cpp(draft: Draft, words: list[str], *, answers_once: bool = False
     else:
         draft.need("model", "the command names no GGUF file")
     _llama_devices(server)
+    add_ggml_scaling(server)
     _llama_context(server, answers_once=answers_once)
     server.put_whole("batch_size", "pins.max_batch_tokens")
     _llama_cache(server)
@@ -321,7 +323,6 @@ def read_llama_cpp(draft: Draft, words: list[str], *, answers_once: bool = False
         draft.put(flash.source, "pins.attention", "flash" if flash.is_on else "eager")
     _llama_speculation(server)
     add_servers(server)
-    add_ggml_scaling(server)
     ignore_rest(draft, server.options, "llama_cpp")
 
 
@@ -356,7 +357,7 @@ def _llama_context(server: ServerDraft, *, answers_once: bool) -> None:
         is_shared = unified.is_on if unified else is_auto
         longest = tokens if is_shared else tokens // count
         if server.spec is not None:
-            longest = min(longest, server.spec.max_position_embeddings)
+            longest = min(longest, context_of(server.spec, draft))
         is_pool = unified is not None and unified.is_on
         source = f"{context.source} {unified.source}" if unified and is_pool else context.source
         draft.put(source, "workload.max_request_tokens", max(1, longest))

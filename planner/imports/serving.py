@@ -5,6 +5,7 @@ request; the lengths of typical requests are in no command line, so that a plan 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from planner.catalog.gguf import packed_format
 from planner.catalog.models import stretched_context
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes, unquantised_dtype
-from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
+from planner.imports.draft import LARGEST_TOKENS, Draft, Item, Option, Options, shown
 from planner.imports.models import known_model
 from planner.specs.base import DTYPES, PlannerError, read_quantization
 from planner.specs.model import ModelSpec
@@ -106,12 +107,22 @@ STRETCHES = (
     "tokens to {stretched:,}, and the plan keeps to the model's own; paste the config.json with "
     "this rope_scaling to plan longer requests"
 )
+STRETCHING = frozenset({"yarn", "linear", "dynamic"})
+SCALING_FIELDS = frozenset(
+    {
+        "factor", "original_max_position_embeddings", "rope_theta", "attention_factor",
+        "beta_fast", "beta_slow",
+    }
+)  # fmt: skip
+KEPT_OF_ROPE = frozenset({"partial_rotary_factor", "mrope_section", "mrope_interleaved"})
 # Options of vLLM and SGLang that change a model's config, or its rotary scaling alone.
 CONFIG_CHANGES = ("rope_scaling", "hf_overrides", "json_model_override_args")
 
 
 def add_rotary_scaling(server: ServerDraft) -> None:
     """Say what a rotary scaling stretches, and keep the longest request to the model's context."""
+    if server.draft.kind == "vllm" and _take_scaling(server):
+        return
     if server.spec is None:
         return
     context = server.spec.max_position_embeddings
@@ -134,6 +145,10 @@ def add_ggml_scaling(server: ServerDraft) -> None:
     Source: ggml-org/llama.cpp, common/arg.cpp: --rope-scale expands the context by a factor.
     """
     option, original = server.options.get("rope_scale"), server.options.get("yarn_orig_ctx")
+    kind = server.options.get("rope_scaling")
+    if option is not None and not option.is_variable and kind is not None and kind.text == "yarn":
+        _take_ggml(server)
+        return
     if server.spec is None or option is None or option.is_variable:
         return
     context = server.spec.max_position_embeddings
@@ -141,6 +156,81 @@ def add_ggml_scaling(server: ServerDraft) -> None:
     stretched = int((length or context) * option.number(0, 10_000))
     if stretched > context:
         _keep_to(server, server.take("rope_scale"), stretched)
+
+
+GGML = {
+    "rope_scale": "factor",
+    "yarn_orig_ctx": "original_max_position_embeddings",
+    "rope_freq_base": "rope_theta",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+
+
+def _take_ggml(server: ServerDraft) -> None:
+    """Record YaRN as llama.cpp's options state it."""
+    scaling: dict[str, Any] = {"rope_type": "yarn"}
+    taken = [server.take("rope_scaling")]
+    for name, field in GGML.items():
+        option = server.take(name)
+        if option is not None:
+            is_whole = name == "yarn_orig_ctx"
+            scaling[field] = (
+                option.whole(1, LARGEST_TOKENS) if is_whole else option.number(0, 1e12)
+            )
+        taken.append(option)
+    if scaling["factor"] > 1:
+        _put_scaling(server, " ".join(each.source for each in taken if each), scaling)
+
+
+def context_of(spec: ModelSpec, draft: Draft) -> int:
+    """Return the context of a model in tokens, as the command stretches it."""
+    context = spec.max_position_embeddings
+    return stretched_context(context, draft.rope_scaling) if draft.rope_scaling else context
+
+
+def _take_scaling(server: ServerDraft) -> bool:
+    """Record a rotary scaling that is all that a command changes of the config, if it is one."""
+    options = [server.options.get(name) for name in ("rope_scaling", "hf_overrides")]
+    given = [each for each in options if each is not None and not each.is_variable]
+    if len(given) != 1 or not (scaling := _scaling_alone(given[0])):
+        return False
+    theta = server.options.get("rope_theta")
+    if theta is not None and not theta.is_variable:
+        server.take("rope_theta")
+        scaling = {"rope_theta": theta.number(1, 1e12), **scaling}
+    option = server.take(given[0].name)
+    sources = [each.source for each in (option, theta) if each is not None]
+    _put_scaling(server, " ".join(sources), scaling)
+    return True
+
+
+def _put_scaling(server: ServerDraft, source: str, scaling: dict[str, Any]) -> None:
+    server.draft.rope_scaling = scaling
+    item = Item(source=source, field="model.rope_scaling", value=scaling)
+    server.draft.understood.append(item)
+
+
+def _scaling_alone(option: Option) -> dict[str, Any] | None:
+    """Return the scaling of an option that changes nothing else of the model's config.
+
+    What the model's rotary embedding has beside its scaling stays as its config has it.
+    """
+    scaling, found = _scaling_of(option), None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(option.text)
+    if scaling is None or not isinstance(found, dict):
+        return None
+    if option.name != "rope_scaling" and set(found) - {"rope_scaling", "rope_parameters"}:
+        return None
+    kind = scaling.get("rope_type") or scaling.get("type")
+    stated = {name: value for name, value in scaling.items() if name not in KEPT_OF_ROPE}
+    numbers = {name: value for name, value in stated.items() if name not in {"rope_type", "type"}}
+    is_known = kind in STRETCHING and not set(numbers) - SCALING_FIELDS
+    are_numbers = all(isinstance(each, int | float) for each in numbers.values())
+    if not is_known or not are_numbers or numbers.get("factor", 1) <= 1:
+        return None
+    return {"rope_type": kind, **numbers}
 
 
 def _scaling_of(option: Option) -> dict[str, Any] | None:

@@ -56,6 +56,7 @@ HUGGING_FACE = {
     "attn_implementation": "attention",
     "flash_attn": "attention",
     "packing": "packing",
+    "packing_strategy": "packing_strategy",
     "activation_offloading": "activation_offload",
     "max_steps": "max_steps",
     "num_train_epochs": "epochs",

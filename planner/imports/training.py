@@ -33,6 +33,7 @@ Setting = Literal[
     "fp8",
     "attention",
     "packing",
+    "packing_strategy",
     "activation_offload",
     "max_steps",
     "epochs",
@@ -53,6 +54,8 @@ Setting = Literal[
 ]
 FULLY_SHARDED, SHARDED_GRADIENTS = 3, 2
 ZERO_NAME = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])(?![0-9])", re.IGNORECASE)
+# huggingface/trl, trl/trainer/sft_config.py (packing_strategy) and data_utils.py, release 1.16
+TRLS_PACKING, OTHER_PACKING = "bfd", ("bfd_split", "wrapped")
 QUERY_VALUE = frozenset({"q_proj", "v_proj"})
 ALL_PROJECTIONS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -219,12 +222,27 @@ def _add_formats(train: TrainDraft) -> None:
 
 
 def _add_packing(train: TrainDraft) -> None:
-    """Record whether short samples share a row; compared answers never do."""
-    packing = train.take("packing")
-    if packing is not None and train.draft.value("workload.objective"):
-        train.draft.ignore(packing.source, "each answer has a row of its own")
+    """Record whether short samples share a row, and by which way of TRL's; answers never do."""
+    draft = train.draft
+    packing, strategy = train.take("packing"), train.take("packing_strategy")
+    is_packed = packing is not None and packing.is_on
+    if packing is not None and draft.value("workload.objective"):
+        draft.ignore(packing.source, "each answer has a row of its own")
+        is_packed = False
     elif packing is not None:
-        train.draft.put(packing.source, "pins.packed", packing.is_on)
+        draft.put(packing.source, "pins.packed", packing.is_on)
+    if strategy is None:
+        return
+    way = strategy.text.lower()
+    if not is_packed:
+        draft.ignore(strategy.source, "no effect: the text packs no rows")
+    elif way == TRLS_PACKING:
+        draft.put(strategy.source, "pins.packed", True)  # noqa: FBT003 - a value
+    elif way in OTHER_PACKING:
+        draft.put_data(strategy.source, "packing_strategy", way)
+    else:
+        known = ", ".join((TRLS_PACKING, *OTHER_PACKING))
+        draft.assume(strategy.source, f"not one of TRL's ways to pack ({known}): bfd is used")
 
 
 def add_recomputation(draft: Draft, option: Option) -> None:

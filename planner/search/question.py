@@ -400,9 +400,11 @@ class Rejections:
         required = float(estimate.memory.per_device_peak_bytes)
         largest = max(estimate.memory.breakdown_bytes.items(), key=lambda item: item[1])
         name, share = largest
+        words = name.replace("_", " ").replace("kv ", "the KV ")
+        takes = "take" if words.endswith("s") else "takes"
         reason = (
             f"needs {required / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
-            f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
+            f"{words} {takes} {share / GIB:.1f} GiB"
         )
         self._add(
             estimate, LimitViolation(MEMORY, reason, required, usable_bytes, "B"), strategies

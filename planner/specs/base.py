@@ -33,6 +33,8 @@ Dtype = Literal[
     "nf4",
     "ternary",
 ]
+# Methods that set single weights to zero and quantise none.
+PRUNING_METHODS = frozenset({"magnitude", "wanda", "sparsegpt"})
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 OperatorClass = Literal["compute", "memory_bandwidth", "communication", "overhead", "memory"]
 

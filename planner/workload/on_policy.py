@@ -21,6 +21,7 @@ from planner.cost.rollout import (
     asynchronous_step_seconds,
     generation_seconds,
     idle_ratio,
+    in_flight_generation_seconds,
     lengths_of,
     swap_seconds,
     synchronous_step_seconds,
@@ -51,10 +52,10 @@ from planner.workload.training_exchange import FULL_SHARDING
 
 GROUP = "rollout"
 # Of the link that the planner takes for collectives, in units of all weights over one device's
-# link. On the same devices from seven published steps of DeepSeek-V3 (validation/on_policy.csv),
-# between devices from its three steps of one update off policy in 16 bits; verl's own exchange
+# link. On the same devices from seven steps of DeepSeek-V3 (planner/validation/published_rl.csv),
+# between devices from its five steps of one update off policy in 16 bits; verl's own exchange
 # takes two to four times as long (0.3 and 0.5 of the link with its checkpoint engine).
-SYNC_IN_PLACE, SYNC_BETWEEN = 0.4, 1.0
+SYNC_IN_PLACE, SYNC_BETWEEN = 0.4, 0.8
 DRAIN_POINTS = 24
 # Memory of a trainer that stays while completions are generated.
 KEPT_CLASSES = ("weights", "adapters", "reference_weights", "optimizer_states", "runtime_overhead")
@@ -111,10 +112,17 @@ def generation(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Gen
     Raises:
         PlannerError: the generating engine cannot run the policy in this layout.
     """
+    # Batches that may be generated ahead share one tail.
+    ahead = max(1, workload.staleness if rollout_of(setting).devices else 0)
     if ledger.records or workload is not setting.workload:
-        return _generation(setting, workload, ledger)
-    key = ("generation", rollout_of(setting))
-    return setting.shared_cost(key, lambda: _generation(setting, workload, ledger))
+        return _generation(setting, workload, ledger, ahead)
+    return _shared_generation(setting, workload, ahead)
+
+
+def _shared_generation(setting: Setting, workload: TrainWorkload, ahead: int) -> Generation:
+    """Return what generates, which strategies of a search share whose trainers differ."""
+    key = ("generation", rollout_of(setting), ahead)
+    return setting.shared_cost(key, lambda: _generation(setting, workload, NullLedger(), ahead))
 
 
 class _Replica(NamedTuple):
@@ -133,12 +141,13 @@ def holds_a_completion(setting: Setting, workload: TrainWorkload) -> bool:
     return _replica(setting, workload).slots >= 1
 
 
-def _generation(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Generation:
+def _generation(
+    setting: Setting, workload: TrainWorkload, ledger: Ledger, ahead: int
+) -> Generation:
+    """Return what generates ``ahead`` batches at once, and the seconds of one of them."""
     rollout = rollout_of(setting)
     replica, slots = _replica(setting, workload)
     count = rollout.devices or setting.cluster.num_devices
-    # Batches that may be generated ahead share one tail.
-    ahead = max(1, workload.staleness if rollout.devices else 0)
     batch = workload.completions * ahead
     completions = math.ceil(batch / (count // rollout.tensor_parallel_size))
     is_own = rollout.engine == OWN_ENGINE
@@ -227,7 +236,12 @@ def _replica(setting: Setting, workload: TrainWorkload) -> _Replica:
         )
         replica = resolve(request)
         held = float(max_concurrency(replica, cast("ServeWorkload", replica.workload)))
-        return _Replica(replica, held if own else min(held, default_requests(replica) or held))
+        if own:
+            return _Replica(replica, held)
+        # A server gives pages to tokens as they come: the completions that run at once have their
+        # mean length so far, and not that at their end.
+        held *= (prompt + answer) / (prompt + lengths(workload).while_decoding)
+        return _Replica(replica, min(held, default_requests(replica) or held))
 
     return setting.shared_cost(("replica", strategy, rollout.engine, prompt, answer), resolved)
 
@@ -390,6 +404,8 @@ def train_on_policy(setting: Setting, workload: TrainWorkload, ledger: Ledger) -
     trained = _training(setting, workload, ledger)
     memory = on_policy_memory(setting, workload, trained.held, made)
     phases = _phases(setting, workload, ledger, made, trained)
+    if workload.staleness and setting.engine.updates_in_flight:
+        phases = _joined_in_flight(setting, workload, ledger, made, phases)
     figures = {f"{name}_s": phases.seconds(name) for name in _Phases._fields}
     line = setting.line(GROUP, "Step: completions, scores and updates", key="on_policy_step")
     if workload.staleness and rollout_of(setting).devices:
@@ -398,6 +414,22 @@ def train_on_policy(setting: Setting, workload: TrainWorkload, ledger: Ledger) -
     else:
         step_s = ledger.term(synchronous_step_seconds, line, **figures)
     return _outcome(setting, workload, ledger, (made, memory, trained.updated, phases), step_s)
+
+
+def _joined_in_flight(
+    setting: Setting, workload: TrainWorkload, ledger: Ledger, made: Generation, phases: _Phases
+) -> _Phases:
+    """Return the phases where the next batch starts beside a batch's last completions."""
+    joined = _shared_generation(setting, workload, workload.staleness + 1)
+    seconds = ledger.term(
+        in_flight_generation_seconds,
+        setting.line(GROUP, "Completions of a step, batches joined", key="in_flight"),
+        drained_s=made.seconds,
+        joined_s=joined.seconds,
+        trainer_s=sum(map(phases.seconds, TRAINER_PHASES)),
+    )
+    scale = seconds / made.seconds
+    return phases._replace(generate={name: value * scale for name, value in made.by_class.items()})
 
 
 class _Training(NamedTuple):

@@ -760,8 +760,21 @@ class _Stage:
         return self._trained * self.setting.engine.extra_state_bytes / self._shards(1)
 
     def _shards(self, first_sharding_stage: int) -> float:
-        layout = self.setting.layout
-        return zero_shards(layout.zero_stage, first_sharding_stage, layout.shard_ranks)
+        """Return the shards of a state: with experts that ranks divide, those of all in the mean.
+
+        The states of an expert are sharded over the ranks that hold a copy of it.
+
+        Source: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (expert data parallel group).
+        """
+        layout, counts = self.setting.layout, self.setting.counts
+        shards = zero_shards(layout.zero_stage, first_sharding_stage, layout.shard_ranks)
+        if not counts.experts or self.workload.method in ADAPTER_METHODS:
+            return shards
+        portion = self.layers / self.setting.model.num_hidden_layers
+        experts = counts.experts * portion / layout.expert_ranks
+        share = minimum(1.0, experts / self._trained)
+        copies = maximum(1.0, shards * layout.tensor / layout.expert_ranks)
+        return where(layout.expert > 1, 1 / ((1 - share) / shards + share / copies), shards)
 
     def weights(self) -> float:
         """Return the stored weights, split over data ranks from ZeRO stage 3 on."""

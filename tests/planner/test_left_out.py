@@ -19,13 +19,15 @@ from planner.fitting.decode_fitting import left_out as left_out_streams
 from planner.fitting.decode_fitting import spread_of as spread_of_errors
 from planner.fitting.evidence import round_factor, table
 from planner.fitting.left_out import (
+    NEW_ENGINE,
+    NEW_FAMILY,
     PEAK,
     STEP,
     TPOT,
     TTFT,
     Z_80,
     LeftOut,
-    interval_rows,
+    engine_spread,
     is_covered,
     kept_rows,
     left_out_peaks,
@@ -144,17 +146,16 @@ def test_a_spread_covers_four_of_five_rows_and_never_its_own_part():
     assert not is_covered(wild[0], wild + calm)
     assert is_covered(calm[0], wild + calm)
 
-    # An engine with few rows takes the width of all.
-    few = [row(engine="rare")] * 3
-    many = [row()] * 30
-    assert len(interval_rows(few[0], few + many)) == 33
-    assert len(interval_rows(many[0], few + many)) == 30
-
-    # Spreads are kept by error class and engine.
+    # Calm rows of an engine do not narrow its width below that of all; restless ones widen it.
     rows = kept_rows()
-    own, common = (spreads(rows, STEP, engine) for engine in ("llm_foundry", "nobodys"))
-    assert own[SEEN] != common[SEEN]
-    assert own[UNSEEN] == common[UNSEEN]
+    calm, restless, none = (
+        spreads(rows, STEP, engine) for engine in ("llm_foundry", "transformers", "nobodys")
+    )
+    assert calm == none
+    assert restless[SEEN] > none[SEEN]
+    # The less the fit has seen, the wider: chips of an engine, then the engine itself.
+    assert none[SEEN] < none[UNSEEN] < spreads(rows, STEP, "")[UNSEEN]
+    assert restless[SEEN] <= restless[UNSEEN]
 
     # A chip that an engine never ran on gets the wider interval.
     near = spread_in_estimate("llm_foundry").time_spread
@@ -490,8 +491,10 @@ def test_a_picture_has_its_mean_in_the_middle_and_slow_predictions_above():
 RATIOS = st.floats(0.05, 20.0)
 
 
-def off_by(ratio, *, figure=STEP, error_class=SEEN, engine="one", part="a", measured=2.0):
-    return LeftOut(figure, error_class, "r", engine, "s", part, measured, ratio * measured)
+def off_by(
+    ratio, *, figure=STEP, error_class=SEEN, engine="one", source="s", part="a", measured=2.0
+):
+    return LeftOut(figure, error_class, "r", engine, source, part, measured, ratio * measured)
 
 
 def test_errors_and_verdicts_are_counted_as_by_hand():
@@ -549,7 +552,7 @@ def test_a_spread_is_the_same_for_rows_that_are_off_the_other_way(ratios):
 @given(ratios=st.lists(RATIOS, min_size=2, max_size=12))
 def test_training_serving_and_streams_know_one_spread(ratios):
     errors = [ratio - 1 for ratio in ratios]
-    expected = spread_of([off_by(ratio) for ratio in ratios])
+    expected = spread_of([off_by(ratio, figure=TPOT) for ratio in ratios])
     assert interval_spread(np.array(errors)) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
     # Streams weigh rows by their sources; those of one source weigh the same.
@@ -567,23 +570,43 @@ def test_a_source_of_many_rows_sets_the_width_of_streams_less_than_by_its_rows()
     assert by_rows == pytest.approx(0.1)
 
 
-def test_a_width_is_of_ten_rows_of_its_own_or_of_all():
-    # Ten rows of its own are enough for an engine.
-    for own, taken in [(9, 29), (10, 10), (11, 11)]:
-        mine = [off_by(1.1)] * own
-        others = [off_by(1.2, engine="two")] * 20
-        assert len(interval_rows(mine[0], [*mine, *others])) == taken
+def test_ten_rows_of_its_own_may_widen_an_interval():
+    for own, is_wider in [(9, False), (10, True), (11, True)]:
+        mine = [off_by(1.5, source="mine")] * own
+        others = [off_by(1.2, engine="two", source=name) for name in "abcdefghij"]
+        found = engine_spread([*mine, *others], "one")
+        assert (found == pytest.approx(math.log(1.5) / Z_80)) == is_wider, own
+        # However calm they are, they do not narrow it.
+        mine = [off_by(1.01, source="mine")] * own
+        assert engine_spread([*mine, *others], "one") == pytest.approx(math.log(1.2) / Z_80)
 
-    # An unseen source takes its width from all engines.
-    own_rows = [off_by(1.1, error_class=UNSEEN)] * 50
-    rest = [off_by(3.0, error_class=UNSEEN, engine="two")] * 50
-    assert len(interval_rows(own_rows[0], [*own_rows, *rest])) == 100
-    found = spreads([*own_rows, *rest, off_by(1.0)], STEP, "one")
-    assert found[UNSEEN] == pytest.approx(math.log(3.0) / Z_80, rel=0.01)
 
-    # Other figures have no say in a width.
-    steps, peaks = [off_by(1.1)] * 12, [off_by(9.0, figure=PEAK)] * 12
-    assert interval_rows(steps[0], [*steps, *peaks]) == steps
+def test_a_source_counts_once_and_a_further_one_is_reckoned_with():
+    """Of four sources each is a quarter: the level is 1, of nine it is 8 / 9."""
+    for num_sources, level in [(4, 4), (9, 8), (19, 16)]:
+        ratios = [1 + n / 100 for n in range(1, num_sources + 1)]
+        rows = [
+            off_by(ratio, error_class=NEW_ENGINE, source=str(ratio))
+            for number, ratio in enumerate(ratios)
+            for _ in range(1 + 30 * (number == 0))
+        ]
+        assert spread_of(rows) == pytest.approx(math.log(ratios[level - 1]) / Z_80), num_sources
+
+
+def test_the_width_of_a_step_depends_on_what_the_fit_has_seen():
+    rows = [
+        off_by(ratio, error_class=novelty, source=name)
+        for novelty, ratio in [(SEEN, 1.1), (UNSEEN, 9.0), (NEW_FAMILY, 1.3), (NEW_ENGINE, 1.6)]
+        for name in "abcd"
+    ]
+    for engine, error_class, ratio in [
+        ("one", SEEN, 1.1), ("one", UNSEEN, 1.3), ("", UNSEEN, 1.6)
+    ]:  # fmt: skip
+        found = spreads(rows, STEP, engine)[error_class]
+        assert found == pytest.approx(math.log(ratio) / Z_80, rel=1e-3), (engine, error_class)
+    # Other figures have no say.
+    peaks = [off_by(9.0, figure=PEAK, source=name) for name in "abcd"]
+    assert spreads([*rows, *peaks], STEP, "one") == spreads(rows, STEP, "one")
 
 
 def test_coverage_counts_the_rows_inside_of_what_the_other_parts_allow():

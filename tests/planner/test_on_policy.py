@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 
 from planner.api import inverse, plan
-from planner.cost.rollout import lengths_of
+from planner.cost.quantity import NullLedger
+from planner.cost.rollout import in_flight_generation_seconds, lengths_of
 from planner.fitting import on_policy
 from planner.search.engine import blocks_of
 from planner.search.question import figure, questions
+from planner.search.rollouts import IN_TURN
 from planner.search.scoring import score
 from planner.specs.base import PlannerError
-from planner.specs.estimate import InverseRequest, PlanRequest
+from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from planner.specs.workload import TrainWorkload
-from planner.workload.on_policy import SYNC_BETWEEN, SYNC_IN_PLACE
+from planner.workload.on_policy import SYNC_BETWEEN, SYNC_IN_PLACE, generation, lengths
+from planner.workload.resolve import resolve
 from tests.planner.asking import CARD, CPU, LLAMA_8B, TINY, ask, document, held, search
 from tests.planner.test_preference import WEIGHTS
 
@@ -171,6 +174,37 @@ def test_a_step_takes_no_less_for_more_and_no_more_for_more_devices():
     assert spent == sorted(spent, reverse=True)
     late = [seconds({"staleness": value}, {"devices": 2}) for value in (0, 1, 2, 4, 8)]
     assert late == sorted(late, reverse=True)
+
+
+def test_batches_join_where_new_weights_reach_an_engine_that_generates():
+    for drained, joined in ((10.0, 6.0), (10.0, 10.0)):
+        spent = [
+            in_flight_generation_seconds(drained_s=drained, joined_s=joined, trainer_s=trainer)
+            for trainer in (0.0, 1.0, 5.0, 9.0, 10.0, 20.0)
+        ]
+        assert spent == sorted(spent), (drained, joined)
+        assert (spent[0], spent[-2], spent[-1]) == (joined, drained, drained)
+        assert spent[2] == pytest.approx(joined + (drained - joined) * 5 / spent[2])
+    # One update off policy, of a trainer that takes no time beside the completions.
+    heavy = {"mean_completion_length": 400, "generation_batch_size": 16 * BATCH}
+    late = [
+        phases(step({"staleness": staleness, **heavy}, {"devices": 2}, engine=engine))["rollout"]
+        for engine, staleness in (("verl", 1), ("nemo_rl", 1), ("verl", 2))
+    ]
+    assert late[0] > late[1] >= late[2] * 0.999
+
+
+def test_a_server_runs_as_many_completions_as_their_length_so_far_allows():
+    few = {"gpu_memory_utilization": 0.018}
+    held = {}
+    for variation in (0.01, 1.0):
+        even = {"length_variation": variation, "mean_completion_length": MOST // 2}
+        request = EstimateRequest.model_validate(document(**stepping(even, few)))
+        setting = resolve(request)
+        made = generation(setting, setting.workload, NullLedger())
+        held[variation] = made.slots * (PROMPT + lengths(setting.workload).while_decoding)
+    # Equal lengths are half as long on their way as those of which each token may be the last.
+    assert held[0.01] == pytest.approx(held[1.0])
 
 
 def test_the_trainers_own_model_generates_without_a_copy():
@@ -365,7 +399,7 @@ def test_plans_of_trl_are_ones_that_it_can_run():
 
 
 def test_a_pinned_field_of_the_rollout_leaves_the_others_open():
-    free = on_nodes(2).rollout
+    free, shares = on_nodes(2).rollout, {share for _, share in IN_TURN}
     for pinned in ({}, {"weight_dtype": "fp8"}, {"sleep": "both"}, {"devices": 8}):
         request = PlanRequest.model_validate(
             {"model": TINY, "cluster": {"device": "h100-sxm-80gb"}, "workload": LONG,
@@ -377,7 +411,7 @@ def test_a_pinned_field_of_the_rollout_leaves_the_others_open():
         layout = on_nodes(2, engine=engine, pins={"rollout": stored}).rollout
         assert {name: getattr(layout, name) for name in pinned} == pinned
         assert layout.stated.keys() >= free.stated.keys() - {"weight_dtype"}
-        assert layout.devices or layout.gpu_memory_utilization >= 0.5, pinned
+        assert layout.devices or layout.gpu_memory_utilization in shares, pinned
 
 
 def test_a_limit_on_the_sequence_is_one_on_the_completions():
@@ -407,6 +441,13 @@ def test_a_limit_on_batches_keeps_what_is_stated_and_whole_groups():
     # No sequence is shorter than its prompt.
     never = {"step_seconds": {"max": 1e-9}}
     assert limit("longest_sequence", never).smallest.value > PROMPT
+
+
+def test_the_page_states_the_shares_that_were_set_on_published_rows_and_their_change():
+    said = " ".join(on_policy.WORDS.split())
+    assert f"{SYNC_IN_PLACE} on the same devices and {SYNC_BETWEEN} between devices" in said
+    assert f"from 1.0 to {SYNC_BETWEEN}" in said
+    assert f"| all three | {SYNC_BETWEEN} |" in said
 
 
 def test_published_steps_and_splits_are_met():

@@ -285,6 +285,15 @@ def test_of_a_family_the_closest_miss_stays():
     assert kept.strategies == 3
 
 
+def test_what_takes_the_most_memory_is_said_in_its_number():
+    for term, words in (("weights", "weights take"), ("kv_cache", "the KV cache takes")):
+        rejections = Rejections()
+        memory = BASE.memory.model_copy(update={"breakdown_bytes": {term: 2**30, "overhead": 1}})
+        rejections.add_memory(BASE.model_copy(update={"memory": memory}), 1)
+        (kept,) = rejections.result().values()
+        assert kept.reason.endswith(f"; {words} 1.0 GiB"), kept.reason
+
+
 LAYOUTS = st.builds(
     Strategy,
     weight_dtype=st.sampled_from(DTYPES),

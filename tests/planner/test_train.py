@@ -254,6 +254,22 @@ def test_context_ranks_recomputation_and_remote_experts_cost_what_they_exchange(
     assert "Expert all-to-all" in names[1]
 
 
+def test_states_of_an_expert_are_sharded_over_the_ranks_that_hold_a_copy_of_it():
+    counts = count_parameters(get_model(MIXTRAL))
+    dense = counts.total - counts.experts
+    each = 12  # fp32 weights and two moments
+    for nodes, experts, copies in ((1, 8, 1), (2, 8, 2), (1, 4, 2)):
+        found = ask(
+            model=MIXTRAL,
+            devices=8 * nodes,
+            workload=RUN,
+            strategy={"expert_parallel_size": experts, "zero_stage": 1},
+            engine="megatron",
+        )
+        states = each * (dense / (8 * nodes) + counts.experts / experts / copies)
+        assert held(found, "optimizer_states") == pytest.approx(states, rel=1e-3), experts
+
+
 def test_gathering_shards_is_paid_for_each_micro_batch():
     def links(accumulation):
         strategy = {"zero_stage": 3, "gradient_accumulation_steps": accumulation}

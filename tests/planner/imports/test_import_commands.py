@@ -1,5 +1,6 @@
 """Command lines as people write them: which field each option became, and what was left out."""
 
+import json
 import time
 
 import pytest
@@ -353,16 +354,34 @@ def test_a_repository_is_kept_by_its_name_and_a_folder_is_none():
         assert (found.request.get("model"), found.repository) == expected, line
 
 
-def test_a_rotary_scaling_says_what_it_stretches_and_the_plan_keeps_to_the_models_own_context():
-    scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
+def test_a_rotary_scaling_that_an_endpoint_can_have_stays_with_the_model():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    scaling = json.dumps(yarn)
     vllm = "vllm serve Qwen/Qwen3-8B --max-model-len 131072"
-    sglang = "sglang serve Qwen/Qwen3-8B --context-length 131072 --json-model-override-args"
     llama = "llama-server -hf Qwen/Qwen3-8B-GGUF:Q8_0 -np 1 -c 131072 --rope-scaling yarn"
+    for line, more in (
+        (f"{vllm} --rope-scaling '{scaling}'", {}),
+        (f"{vllm} --rope-scaling '{scaling}' --rope-theta 5000", {"rope_theta": 5000.0}),
+        (f"{vllm} --hf-overrides '{{\"rope_parameters\": {scaling}}}'", {}),
+        (f"{llama} --rope-scale 4 --yarn-orig-ctx 32768", {}),
+    ):
+        draft = read_paste(line)
+        assert draft.rope_scaling == yarn | more, line
+        assert draft.request["workload"]["max_request_tokens"] == 131_072, line
+        assert draft.assumptions == (), line
+    assert read_paste(f'{vllm} --rope-scaling \'{{"rope_type": "llama3"}}\'').rope_scaling is None
+
+
+def test_another_rotary_scaling_says_what_it_stretches_and_the_plan_keeps_to_the_models_own():
+    scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
+    more = '{"max_position_embeddings": 40960, "rope_scaling": '
+    vllm = f"vllm serve Qwen/Qwen3-8B --max-model-len 131072 --hf-overrides '{more}{scaling}}}'"
+    sglang = "sglang serve Qwen/Qwen3-8B --context-length 131072 --json-model-override-args"
+    llama = "llama-server -hf Qwen/Qwen3-8B-GGUF:Q8_0 -np 1 -c 163840 --rope-scaling linear"
     for line in (
-        f"{vllm} --rope-scaling '{scaling}'",
-        f"{vllm} --hf-overrides '{{\"rope_parameters\": {scaling}}}'",
+        vllm,
         f"{sglang} '{{\"rope_scaling\": {scaling}}}'",
-        f"{llama} --rope-scale 4 --yarn-orig-ctx 32768",
+        f"{llama} --rope-scale 3.2",
     ):
         draft = read_paste(line)
         assert draft.request["workload"]["max_request_tokens"] == 40_960, line

@@ -440,6 +440,22 @@ def test_a_pairs_batch_counts_both_answers_and_its_reference_may_answer_ahead():
     assert "precompute_reference" not in reward
 
 
+def test_trls_way_to_pack_is_kept_where_it_is_not_the_usual_one():
+    line = f"trl sft --model_name_or_path {LLAMA} --packing --packing_strategy "
+    for text, packed, data in (
+        (f"{line}wrapped", True, {"packing_strategy": "wrapped"}),
+        (f"{line}bfd", True, {}),
+        (f"{line}ffd", True, {}),
+        (f"{line}wrapped".replace("--packing ", ""), None, {}),
+        (f"{line}wrapped".replace("trl sft", "trl dpo"), None, {}),
+    ):
+        draft = read_paste(text)
+        assert (draft.request.get("pins", {}).get("packed"), draft.data) == (packed, data), text
+        assert any("bfd is used" in each for each in draft.assumptions) == ("ffd" in text), text
+        stated = [each.source for each in (*draft.understood, *draft.ignored)]
+        assert any("packing_strategy" in each for each in stated), text
+
+
 def test_a_models_config_becomes_an_inline_model():
     text = data_text(f"configs/{get_entry(LLAMA).config}.json")
     config = json.loads(text)
