@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.specs.units import GIB
+from runners.environments.builder import Store
 from runners.host.preflight_weights import printed, size_text
 from runners.hub.links import measured_rates
+from runners.hub.object_store import STORE_ENVIRONMENT
 from runners.hub.pruning import read_rule
 from runners.hub.repository import COMMIT
 from runners.hub.settings import cache_folder, existing_folder
@@ -22,6 +24,7 @@ from runners.hub.store import cached_repositories
 from runners.jobspec import HubData, HubModel
 from runners.launchers import launch
 from runners.launchers.model_uses import uses_on_host
+from runners.shared.config import HostDir
 from runners.shared.log_text import last_line
 from runners.shared.messages import PreflightCheck, no, yes
 
@@ -72,7 +75,8 @@ def check(
     if answer.get("state") == "hub":
         return _room(title, name, answer, host_dir, least_free_bytes)
     if answer.get("state") == "cache":
-        sentence = f"{name} is in this host's cache; the hub does not answer: {problem}"
+        code = f" {words}" if (words := answer.get("code")) else ""
+        sentence = f"{name} is in this host's cache; the hub does not answer: {problem}{code}"
         return yes(title, printed(sentence))
     kind = str(answer.get("kind", ""))
     if kind in NEEDS_TOKEN and COMMIT.fullmatch(model.revision):  # which the site has looked up
@@ -82,6 +86,18 @@ def check(
         printed(f"{name} cannot be downloaded: {problem}"),
         REMEDIES[title].get(kind, OUT_OF_REACH_MODEL if title == "model" else OUT_OF_REACH),
     )
+
+
+def check_store(url: str, host_dir: HostDir) -> PreflightCheck:
+    """Return what the job does first for a model in an object store, which may be read here.
+
+    The store is not asked: the team's key is not on the host yet.
+    """
+    sentence = f"{url} is listed and downloaded first, with the team's key if it has one"
+    store = Store(host_dir)
+    if not store.is_ready(store.pins(STORE_ENVIRONMENT)):
+        sentence += f"; before that the job builds the environment {STORE_ENVIRONMENT}"
+    return yes("model", printed(f"{sentence}. Whether there is room is seen then."))
 
 
 def _room(

@@ -17,7 +17,7 @@ from runners.datasets.records import OTHER_SUFFIXES, PART_NAME, SUFFIXES
 from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import TextError, read_text
 from runners.hub.cards import CardError, configs_of, text_of
-from runners.hub.errors import HubError, shown
+from runners.hub.errors import HubError
 from runners.hub.listing import TIMEOUT_SECONDS, HubFile, Listing, look_up, read_file
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import some
@@ -83,7 +83,7 @@ def data_files(
         HubError: remote_code: only a script has the data; ambiguous: several subsets, and none is
             named; no_split: no such split or subset; unusable; or any of ``read_file``.
     """
-    where = shown(listing.repository, listing.revision)
+    where = listing.shown()
     stated = _card_subsets(listing, settings)
     if not stated and (script := _script(listing)):
         raise HubError(
@@ -166,7 +166,7 @@ def _card_subsets(listing: Listing, settings: HubSettings) -> dict[str, dict[str
 
 
 def _unusable(listing: Listing, error: TextError | CardError) -> HubError:
-    where = shown(listing.repository, listing.revision)
+    where = listing.shown()
     way_out = "choose another revision, or another data set"
     words = str(error).removeprefix("it ")
     return HubError("unusable", f"{where}: {CARD} {words}; {way_out}")

@@ -24,7 +24,6 @@ from runners.hub.errors import (
     DownloadStoppedError,
     HubError,
     refusal,
-    shown,
     unreachable,
     unusual,
     wait_seconds,
@@ -103,7 +102,7 @@ def fetch_blobs(
         if settings.is_offline:
             raise HubError(
                 "offline",
-                f"{shown(listing.repository, listing.revision)} lacks {len(wanted)} files here, "
+                f"{listing.shown()} lacks {len(wanted)} files here, "
                 "and HF_HUB_OFFLINE is set on the host: unset it, or use a model that is there",
             )
         _run(_Download(listing, wanted, settings, total).run(on_progress, should_stop))
@@ -312,7 +311,7 @@ class _Download:
 
     async def _fetch(self, file: HubFile) -> None:
         """Fetch a file, which has its name when its digest is right."""
-        requested = shown(self.listing.repository, self.listing.revision, file.path)
+        requested = self.listing.shown(file.path)
         source = _Source(file, file_url(self.listing, file.path, self.settings), requested)
         found = ""
         for _ in range(TRIES):
@@ -322,7 +321,7 @@ class _Download:
                 await self._fill(source, partial)
                 found = await self._digest(file, partial)
                 with _disk_errors(self.settings):
-                    if found == file.etag:
+                    if found == file.digest:
                         partial.finish()
                         return
                     partial.discard()
@@ -332,7 +331,7 @@ class _Download:
         raise HubError(
             "wrong_digest",
             f"{requested} arrived {TRIES} times with digest {found[:12]}…, and its listing says "
-            f"{file.etag[:12]}…: it was deleted; try again later, or use another hub than "
+            f"{file.digest[:12]}…: it was deleted; try again later, or use another hub than "
             f"{self.settings.endpoint}",
         )
 
@@ -389,6 +388,8 @@ class _Download:
         start, end = partial.position(segments[0]), segments[-1].end
         is_range = (start, end) != (0, partial.size)
         headers = {"Range": f"bytes={start}-{end - 1}"} if is_range else {}
+        if source.file.version:  # of an object that may be replaced meanwhile
+            headers["If-Match"] = f'"{source.file.version}"'
         async with self._response(source, headers) as response:
             self._check(response, source, f"bytes {start}-{end - 1}/{partial.size}" * is_range)
             try:

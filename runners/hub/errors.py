@@ -22,6 +22,7 @@ Kind = Literal[
     "absent",  # the repository, revision or file; ``new_name`` of a renamed repository
     "rate_limited",  # ``retry_after`` seconds
     "mirror",  # an answer that the Hub would not give
+    "refused",  # a store that was reached, or a question that could not be asked
     "disk_full",
     "cache",  # the folder of the cache cannot be written
     "wrong_digest",
@@ -125,8 +126,32 @@ def refusal(
             f"with a token in {settings.token_name} more are allowed",
             retry_after=seconds,
         )
+    if settings.source.secrets:
+        return _of_store(status, requested, url, settings)
     if status in _NO_ACCESS or "x-error-code" in headers:
         return _no_access(status, headers.get("x-error-code", ""), requested, settings)
+    return unusual(f"status {status}", requested, url, settings)
+
+
+def _of_store(status: int, requested: str, url: str, settings: HubSettings) -> HubError:
+    """Return the error of an object whose listing the store gave a moment ago."""
+    if status == HTTPStatus.PRECONDITION_FAILED:
+        return HubError(
+            "wrong_digest",
+            f"{requested} was replaced in the store while it was downloaded: run the job again, "
+            "which lists it anew",
+        )
+    if status == HTTPStatus.NOT_FOUND:
+        return HubError(
+            "absent", f"{requested} was deleted from the store since it was listed: put it back"
+        )
+    if status in _NO_ACCESS or status == HTTPStatus.BAD_REQUEST:
+        return HubError(
+            "unauthorised",
+            f"{settings.endpoint} lists {requested} and does not send it (status {status}): let "
+            "the key of the team's secrets read objects, not only list them, or renew it if it "
+            "was a temporary one; what arrived is kept",
+        )
     return unusual(f"status {status}", requested, url, settings)
 
 

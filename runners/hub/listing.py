@@ -8,9 +8,9 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx
@@ -34,6 +34,7 @@ MAIN = "main"
 REDIRECTS = {301, 302, 303, 307, 308}
 # Addresses of this machine are asked without the proxy of the environment.
 BY_ITSELF = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+NO_DIGEST = "none"  # of a store that keeps none
 CODE_TAG = "custom_code"  # of a repository whose config has an auto_map
 
 
@@ -42,13 +43,27 @@ class HubFile:
     """A file of a repository.
 
     ``etag`` names its blob in the cache: the SHA-256 of a large file, as ``sha256``, and git's
-    SHA-1 of a small one, which has no ``sha256``.
+    SHA-1 of a small one, which has no ``sha256``. A file of an object store has a signed ``url``,
+    the ``version`` that is to be read (its ETag there), and instead of SHA-1 the ``md5`` of its
+    bytes, of parts of ``part_bytes`` that of their MD5s with the number of parts, or none.
     """
 
     path: str
     size: int  # bytes
     etag: str
     sha256: str = ""
+    url: str = field(default="", repr=False)
+    version: str = ""
+    md5: str = ""
+    part_bytes: int = 0
+    key: str = ""  # of the object, in its bucket
+
+    @property
+    def digest(self) -> str:
+        """Return what the digest of its bytes is, by ``new_digest``."""
+        if self.url and not self.sha256:
+            return self.md5 or NO_DIGEST
+        return self.etag
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,13 @@ class Listing:
     needs_remote_code: bool = False
     library: str = ""
     tags: tuple[str, ...] = ()
+    address: str = ""  # in an object store, where it is no repository
+
+    def shown(self, path: str = "") -> str:
+        """Return what was requested, as messages name it."""
+        if self.address:
+            return f"{self.address.rstrip('/')}/{path}".rstrip("/")
+        return shown(self.repository, self.revision, path)
 
     @property
     def paths(self) -> frozenset[str]:
@@ -203,7 +225,7 @@ def check_access(
         return
     path = min(listing.files, key=_gated_first).path
     url = file_url(listing, path, settings)
-    requested = shown(listing.repository, listing.revision, path)
+    requested = listing.shown(path)
     with _client(settings, timeout) as client:
         _get(client, url, requested, settings, 0)
 
@@ -221,7 +243,7 @@ def read_config(
     Raises:
         HubError: absent, if it has none; mirror, if it is damaged; or any of ``check_access``.
     """
-    requested = shown(listing.repository, listing.revision, CONFIG)
+    requested = listing.shown(CONFIG)
     data = read_file(listing, CONFIG, settings, MAX_CONFIG_BYTES, timeout)
     try:
         document = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
@@ -263,7 +285,7 @@ def read_file(
         HubError: absent, unusable if longer than ``limit`` bytes, wrong_digest, or any of
             ``check_access``.
     """
-    requested = shown(listing.repository, listing.revision, path)
+    requested = listing.shown(path)
     file = listing.file(path)
     if file is None:
         raise HubError(
@@ -282,11 +304,11 @@ def read_file(
         data = _get(client, file_url(listing, path, settings), requested, settings, limit)
     digest = new_digest(file)
     digest.update(data)
-    if digest.hexdigest() != file.etag:
+    if digest.hexdigest() != file.digest:
         raise HubError(
             "wrong_digest",
             f"{requested} arrived with digest {digest.hexdigest()[:12]}…, and its listing says "
-            f"{file.etag[:12]}…: try again, or use another hub than {settings.endpoint}",
+            f"{file.digest[:12]}…: try again, or use another hub than {settings.endpoint}",
         )
     return data
 
@@ -303,13 +325,69 @@ def _stored(listing: Listing, file: HubFile, settings: HubSettings) -> bytes | N
 
 def file_url(listing: Listing, path: str, settings: HubSettings) -> str:
     """Return the address of a file at a listing's commit."""
+    if (file := listing.file(path)) and file.url:
+        return file.url
     return settings.source.file_url(settings.endpoint, listing.repository, listing.commit, path)
 
 
-def new_digest(file: HubFile) -> "hashlib._Hash":
-    """Return the beginning of a file's digest: SHA-256, or git's SHA-1 of a small one."""
+class Digest(Protocol):
+    """The beginning of a digest."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take the next bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the digest of the bytes so far."""
+
+
+class _OfParts:
+    """The MD5 of the MD5s of parts, and the number of parts, as S3 has it as an ETag."""
+
+    def __init__(self, part_bytes: int) -> None:
+        self._part_bytes, self._room = part_bytes, part_bytes
+        self._part = hashlib.md5(usedforsecurity=False)
+        self._parts: list[bytes] = []
+
+    def update(self, data: bytes, /) -> None:
+        view = memoryview(data)
+        while view:
+            if not self._room:
+                self._end_part()
+            taken, view = view[: self._room], view[self._room :]
+            self._part.update(taken)
+            self._room -= len(taken)
+
+    def _end_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part, self._room = hashlib.md5(usedforsecurity=False), self._part_bytes
+
+    def hexdigest(self) -> str:
+        parts = [*self._parts, self._part.digest()]
+        whole = hashlib.md5(b"".join(parts), usedforsecurity=False)
+        return f"{whole.hexdigest()}-{len(parts)}"
+
+
+class _NoDigest:
+    """Of a store that keeps none."""
+
+    def update(self, data: bytes, /) -> None:
+        """Look at nothing."""
+
+    def hexdigest(self) -> str:
+        return NO_DIGEST
+
+
+def new_digest(file: HubFile) -> Digest:
+    """Return the beginning of a file's digest: SHA-256, or git's SHA-1 of a small one.
+
+    Of an object store's file MD5, or none.
+    """
     if file.sha256:
         return hashlib.sha256()
+    if file.url:
+        if file.part_bytes:
+            return _OfParts(file.part_bytes)
+        return hashlib.md5(usedforsecurity=False) if file.md5 else _NoDigest()
     # The name of a blob in git, which the Hub gives as the only digest of small files.
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 

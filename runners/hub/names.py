@@ -16,7 +16,7 @@ from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
 from runners.hub.settings import SOURCES, stated_endpoint
 from runners.hub.source import Source
-from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
+from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT, owner_fault
 
 FIELD = "repository"
 FORMS = (
@@ -65,14 +65,14 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
         host = name[: address.start("path")].lower()
         if "ollama.com" in host:
             raise _refused(text, "it is an address of another library than the Hub")
-        for source in SOURCES.values():
+        for hub, source in SOURCES.items():
             if host == source.scheme:
-                return replace(_of_plain(address["path"], text), hub=source.name)
+                return replace(_of_plain(address["path"], text), hub=hub)
             if source.host_word and source.host_word in host:
                 if other := _other_site(source, host):
                     raise _refused(text, other)
                 path = address["path"].replace(source.file_page, "/blob/", 1)
-                return replace(_of_page(path, text), hub=source.name)
+                return replace(_of_page(path, text), hub=hub)
         return _of_page(address["path"], text)
     if "://" in name:
         raise _refused(
@@ -167,6 +167,8 @@ def _check_repository(text: str, repository: str) -> None:
 
 def _fault(repository: str) -> str:
     """Return what is wrong with the parts of owner/name, "" if nothing is."""
+    if fault := owner_fault(repository):
+        return fault
     owner, _, name = repository.partition("/")
     for what, part in (("owner", owner), ("name", name)):
         if re.fullmatch(PART, part) is None:

@@ -10,13 +10,15 @@ The lock is huggingface_hub's own, so that its downloads and these wait for each
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from runners.hub.listing import Digest
 
 SEGMENT_BYTES = 64 * 2**20  # of one request; a file has as many at once as there are connections
 HASH_BYTES = 4 * 2**20
@@ -113,7 +115,7 @@ class Partial:
         os.pwrite(self._progress, _COUNT.pack(at - segment.start), place)
 
     @staticmethod
-    def digest(handle: int, beginning: "hashlib._Hash", should_stop: Callable[[], bool]) -> str:
+    def digest(handle: int, beginning: "Digest", should_stop: Callable[[], bool]) -> str:
         """Return the digest of a file's bytes, on the disk by then; "" if it was stopped.
 
         Closes the handle: the thread that computes may outlive its task.

@@ -21,7 +21,7 @@ from runners.hub.repository import RepositoryName
 from runners.hub.selection import code_files, exact_files, some
 from runners.hub.settings import HubSettings, HubSettingsError, from_environment
 from runners.hub.splits import stored_split
-from runners.hub.store import missing, resolve_offline
+from runners.hub.store import missing, resolve_offline, stored_listing
 from runners.jobspec import HubData
 
 
@@ -60,7 +60,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     except HubError as error:
         commit = resolve_offline(repository, revision, settings)
         if error.is_out_of_reach and commit is not None and _has_split(question, commit, settings):
-            return {"state": "cache", "commit": commit, "problem": str(error)}
+            code = _stored_code(question, commit, settings)
+            return {"state": "cache", "commit": commit, "problem": str(error), "code": code}
         return {"state": "failed", "kind": error.kind, "problem": str(error)}
     missing_bytes = sum(file.size for file in missing(listing, files, settings))
     rule, spared = PruneRule.of(question.get("rule")), {repository, *question.get("spared", ())}
@@ -92,6 +93,17 @@ def _own_code(
             raise
         return (), f"Unless the engine has its architecture, the job will fail: {error}."
     return modules, f"Its own code is allowed: {some([file.path for file in modules])}."
+
+
+def _stored_code(question: dict[str, Any], commit: str, settings: HubSettings) -> str:
+    """Return what the plan should know of the code of a model that is in the cache."""
+    listing = stored_listing(question["repository"], commit, settings)
+    if listing is None or not listing.needs_remote_code or question.get("weights") == "gguf":
+        return ""
+    try:
+        return _own_code(listing, settings, question.get("trusted", ()))[1]
+    except HubError as error:
+        return f"Its own code could not be looked at: {error}."
 
 
 def _has_split(question: dict[str, Any], commit: str, settings: HubSettings) -> bool:

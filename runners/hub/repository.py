@@ -3,11 +3,12 @@
 Apart from ``names``, so that a download loads no catalog.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runners.datasets.repositories import DATA_SETS
+from runners.datasets.repositories import DATA_SETS, STORE_PREFIX
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -73,6 +74,20 @@ def folder_name(repository: str) -> str:
     """
     full = repository if repository.startswith(DATA_SETS) else f"models/{repository}"
     return full.replace("/", "--")
+
+
+def store_repository(url: str) -> str:
+    """Return the name that the cache gives to what lies at an address of an object store.
+
+    >>> store_repository("s3://lab-models/qwen3/v1.2/")
+    's3.lab-models/v1-2-5139eac6'
+    """
+    address = url.rstrip("/")
+    bucket = address.removeprefix("s3://").partition("/")[0]
+    last = re.sub(r"[^A-Za-z0-9_]+", "-", address.rpartition("/")[2]).strip("-")
+    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+    owner = re.sub("-+", "-", bucket)
+    return f"{STORE_PREFIX}{owner}/{last[:60].strip('-') or 'root'}-{digest}"
 
 
 def is_safe_path(path: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
-from runners.hub.errors import HubError, shown
+from runners.hub.errors import HubError
 from runners.hub.listing import HubFile, Listing, read_file
 from runners.hub.repository import CONFIGS, GGUF, GGUF_PART, MODULE, PICKLES, named_code
 from runners.hub.settings import HubSettings
@@ -31,7 +31,7 @@ COMPANIONS = frozenset({
     "modules.json", "1_Pooling/config.json",  # of embedding models, by sentence-transformers
 })  # fmt: skip
 TEMPLATES = "additional_chat_templates/"  # of transformers, one file a template
-ADAPTER = "adapter_model.safetensors"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BESIDE = ("mmproj", "imatrix")  # GGUF files that are no language model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<at>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 SHOWN = 12
@@ -76,10 +76,7 @@ def code_key(listing: Listing) -> str:
 
 
 def _needs_code(listing: Listing) -> str:
-    return (
-        f"{shown(listing.repository, listing.revision)} needs code of its own (auto_map in its "
-        "config.json)"
-    )
+    return f"{listing.shown()} needs code of its own (auto_map in its config.json)"
 
 
 def _of_whom(listing: Listing) -> str:
@@ -117,7 +114,7 @@ def code_files(
         ):
             raise HubError(
                 "remote_code",
-                f"{shown(listing.repository, listing.revision, path)} names code of another "
+                f"{listing.shown(path)} names code of another "
                 f"repository ({name[:120]}), which no commit fixes and which never runs here: "
                 "choose a repository that has its own code, or none",
             )
@@ -125,7 +122,7 @@ def code_files(
     if not (modules := tuple(each for each in found if each.path.endswith(MODULE))):
         raise HubError(
             "remote_code",
-            f"{shown(listing.repository, listing.revision)} is allowed to run code of its own, "
+            f"{listing.shown()} is allowed to run code of its own, "
             f"but it has no {MODULE} file beside its config.json: {OTHERWISE}",
         )
     return modules
@@ -137,7 +134,7 @@ def _code_of(path: str, listing: Listing, settings: HubSettings) -> tuple[str, .
     Raises:
         HubError: unusable, if it is no JSON object; or any of ``read_file``.
     """
-    requested = shown(listing.repository, listing.revision, path)
+    requested = listing.shown(path)
     data = read_file(listing, path, settings, MAX_CONFIG_BYTES_OF_TOKENIZERS)
     try:
         document = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
@@ -168,7 +165,7 @@ def readable_files(listing: Listing) -> tuple[HubFile, ...]:
 
 def _safetensors(listing: Listing, shards: Sequence[str]) -> list[HubFile]:
     """Return the index, if there is one, and the weights that are a repository's model."""
-    where = shown(listing.repository, listing.revision)
+    where = listing.shown()
     if "config.json" not in listing.paths:
         raise HubError("unusable", f"{where} has no config.json{_instead(listing, 'gguf')}")
     index, single = listing.file(INDEX), listing.file(SINGLE)
@@ -241,13 +238,29 @@ def exact_files(
     shards: tuple[str, ...] = ()
     if weights == "safetensors" and INDEX in listing.paths:
         data = read_file(listing, INDEX, settings, MAX_INDEX_BYTES)
-        shards = shard_names(data, shown(listing.repository, listing.revision))
+        shards = shard_names(data, listing.shown())
     return needed_files(listing, weights, file, shards=shards, is_built_in=is_built_in)
+
+
+def adapter_files(listing: Listing) -> tuple[HubFile, ...]:
+    """Return the files of an adapter in peft's format.
+
+    Raises:
+        HubError: unusable: one of them is not there.
+    """
+    names = (ADAPTER_CONFIG, ADAPTER)
+    if lacking := [name for name in names if name not in listing.paths]:
+        raise HubError(
+            "unusable",
+            f"{listing.shown()} is no adapter in peft's format: it has no {', '.join(lacking)}; "
+            "name the prefix of one, as save_pretrained writes it",
+        )
+    return tuple(each for name in names for each in listing.files if each.path == name)
 
 
 def _no_safetensors(listing: Listing) -> HubError:
     """Return the error of a repository without safetensors, by what it has instead."""
-    where = shown(listing.repository, listing.revision)
+    where = listing.shown()
     pickles = sorted(path for path in listing.paths if path.endswith(PICKLES) and "/" not in path)
     others = [path for path in listing.paths if path.endswith(SUFFIX) and "/" not in path]
     if ADAPTER in listing.paths:
@@ -277,7 +290,7 @@ def _instead(listing: Listing, weights: Weights) -> str:
 
 def _gguf_files(listing: Listing, file: str) -> list[HubFile]:
     """Return the one GGUF model of a repository that ``file`` names: a file, or all its parts."""
-    where = shown(listing.repository, listing.revision)
+    where = listing.shown()
     models = _models(listing)
     if not models:
         raise HubError(

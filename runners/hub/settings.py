@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from runners.hub.modelscope import MODELSCOPE
+from runners.hub.object_store import S3
 from runners.hub.repository import folder_name
 from runners.hub.source import Source
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import AUTHORITIES, NETWORK
 
 if TYPE_CHECKING:  # it is read before any package is installed
+    from runners.hub.source import StoreName
     from runners.jobspec.base import HubName
 
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
@@ -31,8 +33,15 @@ HUGGING_FACE = Source(
     link="hub",
     token_file="token",  # noqa: S106 -- of ``hf auth login``
 )
-SOURCES: Mapping["HubName", Source] = {each.name: each for each in (HUGGING_FACE, MODELSCOPE)}
-TOKENS = tuple(each.token_name for each in SOURCES.values())
+SOURCES: Mapping["HubName", Source] = {"huggingface": HUGGING_FACE, "modelscope": MODELSCOPE}
+STORES: Mapping["StoreName", Source] = {"s3": S3}  # whose addresses stand for folders and files
+TOKENS = (
+    *(each.token_name for each in SOURCES.values()),
+    *(name for each in STORES.values() for name in each.secrets),
+)
+_BY_NAME: Mapping[str, Source] = {
+    each.name: each for each in (*SOURCES.values(), *STORES.values())
+}
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 # What a job inherits so that it finds the same Hub and the same files: never the token, which is
 # the team's secret.
@@ -70,12 +79,12 @@ class HubSettings:
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
     host_dir: Path | None = None
     link: str = HUGGING_FACE.link
-    hub: "HubName" = "huggingface"
+    hub: "HubName | StoreName" = "huggingface"
 
     @property
     def source(self) -> Source:
         """Return what this source of models has of its own."""
-        return SOURCES[self.hub]
+        return _BY_NAME[self.hub]
 
     @property
     def endpoint_variable(self) -> str:
@@ -141,7 +150,7 @@ def from_environment(
         cache=cache_folder(variables),
         token=_token(variables.get(token, ""), token),
         link=source.link,
-        hub=source.name,
+        hub=hub_name(source),
         connections=max(1, connections),
         is_offline=any(
             variables.get(name, "").upper() in TRUE
@@ -157,8 +166,13 @@ def usual_hub(variables: Mapping[str, str]) -> "HubName":
     """Return the hub of names that state none, as vLLM and SGLang read it too."""
     for source in SOURCES.values():
         if any(variables.get(name, "").upper() in TRUE for name in source.usual_variables):
-            return source.name
-    return HUGGING_FACE.name
+            return hub_name(source)
+    return "huggingface"
+
+
+def hub_name(source: Source) -> "HubName":
+    """Return the name of a hub, which a store is none of."""
+    return next(name for name, each in SOURCES.items() if each is source)
 
 
 def source_of(hub: str) -> Source:
@@ -174,7 +188,7 @@ def stated_endpoint(source: Source, variables: Mapping[str, str]) -> str:
 def source_of_ref(ref: str) -> Source:
     """Return the source whose branch or tag a name in the cache is."""
     named = (
-        each for each in SOURCES.values() if each.ref_prefix and ref.startswith(each.ref_prefix)
+        each for each in _BY_NAME.values() if each.ref_prefix and ref.startswith(each.ref_prefix)
     )
     return next(named, HUGGING_FACE)
 

@@ -8,7 +8,11 @@ from urllib.parse import quote
 from runners.hub.repository import SCHEMES
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from runners.jobspec.base import HubName
+
+    StoreName = Literal["s3"]  # of stores, whose addresses name folders and files, no repositories
 
 Ask = Callable[[str], object]  # from an address to the JSON document there
 
@@ -37,7 +41,7 @@ class Source:
     source are this one's. ``link``: under which name hosts note how fast files came.
     """
 
-    name: "HubName"
+    name: "HubName | StoreName"
     endpoint: str
     endpoint_variable: str  # names another endpoint
     token_name: str  # of the variable, and of the team's secret
@@ -54,6 +58,7 @@ class Source:
     tells_code: bool = True  # its document says whether a model needs code of its own
     runs_own_code: bool = True  # its commits fix what an administrator has read
     forbids_absent: bool = False  # without a token it says 403 of what is not there
+    secrets: tuple[str, ...] = ()  # of the team, with which a store's addresses are signed
     credentials: Callable[[str], dict[str, str]] = bearer
     file_url: Callable[[str, str, str, str], str] = resolve_url
     document: Callable[[str, str, str, Ask], dict[str, Any]] | None = None

@@ -35,6 +35,7 @@ from runners.hub.settings import HubSettings, source_of_ref
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
 
+COPIED = "copied/"  # before the digits of a commit among the refs
 UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds them
 
 
@@ -145,7 +146,11 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
     folder = repository_folder(settings, repository)
     stated = revision or settings.main
     if COMMIT.fullmatch(stated):
-        return stated if (folder / "snapshots" / stated).is_dir() else None
+        is_there = (folder / "snapshots" / stated).is_dir()
+        is_of_other = _is_named_of_other(repository, stated, settings)
+        return stated if is_there and not is_of_other else None
+    if source_of_ref(settings.ref(stated)) is not settings.source:
+        return None
     with contextlib.suppress(OSError, ValueError):
         commit = (folder / "refs" / settings.ref(stated)).read_text("ascii").strip()
         if COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir():
@@ -159,14 +164,25 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
 
 
 def _is_of_other_hub(repository: str, commit: str, settings: HubSettings) -> bool:
-    """Return whether names of another hub stand for a commit, and none of this one."""
-    names = _names(repository, commit, settings)
+    """Return whether a commit is of another hub: names of it stand there, and none of this one.
+
+    A commit without a name is the usual hub's, whose tools write none for one that was asked for
+    by its digits; those of other sources are always named, and so are copies, of any hub.
+    """
+    if not _names(repository, commit, settings):
+        return bool(settings.source.ref_prefix)
+    return _is_named_of_other(repository, commit, settings)
+
+
+def _is_named_of_other(repository: str, commit: str, settings: HubSettings) -> bool:
+    names = [each for each in _names(repository, commit, settings) if not each.startswith(COPIED)]
     return bool(names) and all(source_of_ref(each) is not settings.source for each in names)
 
 
 def revision_of(repository: str, commit: str, settings: HubSettings) -> str:
     """Return a branch or tag that stands for a commit in the cache, main first; "" if none."""
-    named = _names(repository, commit, settings)
+    every = _names(repository, commit, settings)
+    named = [each for each in every if not each.startswith(COPIED)]
     return MAIN if MAIN in named else next(iter(named), "")
 
 
@@ -198,7 +214,7 @@ def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
             bytes=revision.size_on_disk,
             last_used=_last_used(revision.files),
             num_files=revision.nb_files,
-            revisions=tuple(sorted(revision.refs)),
+            revisions=tuple(sorted(each for each in revision.refs if not each.startswith(COPIED))),
             folder=revision.snapshot_path,
             is_complete=each.repo_type == "dataset"
             or _has_weights(settings, repository, revision.commit_hash),
@@ -358,6 +374,13 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
             ref = settings.ref(revision)
             _refer(repository_folder(settings, listing.repository), ref, listing.commit)
     return folder
+
+
+def mark_copied(settings: HubSettings, listing: Listing) -> None:
+    """Record that a commit came over the site or from a person's folder, of whichever hub."""
+    with contextlib.suppress(OSError):
+        folder = repository_folder(settings, listing.repository)
+        _refer(folder, f"{COPIED}{listing.commit}", listing.commit)
 
 
 def _refer(folder: Path, name: str, commit: str) -> None:

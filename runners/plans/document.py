@@ -40,6 +40,7 @@ DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "rtx-4090"
 GOAL = Field(description="What is done with the model")
 WORK = "The work; what is left out has its default"
+LONGEST_CONTEXT = 100_000_000  # tokens
 MOST_FAULTS = 100  # of a stored draft that is repaired
 GOALS: Mapping[str, tuple[str, str]] = {
     "serve": ("Serve", "Answer requests as they arrive"),
@@ -52,6 +53,32 @@ OnLostRank = Literal["stop", "restart", "shrink"]
 
 
 Source = Literal["demo", "catalog", "hub", "team", "config", "folder"]
+
+
+class RopeScaling(Part):
+    """A rotary scaling that stretches a model's context, by the names of transformers."""
+
+    rope_type: Literal["yarn", "linear", "dynamic"] = Field(description="How positions are scaled")
+    factor: float = Field(gt=1, le=1000, description="By which the context grows")
+    original_max_position_embeddings: int | None = Field(
+        default=None,
+        ge=1,
+        le=LONGEST_CONTEXT,
+        description="Context in tokens that YaRN multiplies; left out: the model's own",
+    )
+    rope_theta: float | None = Field(
+        default=None,
+        gt=0,
+        description="Base of the rotary embedding; left out: as config.json or the catalog has it",
+    )
+    attention_factor: float | None = Field(default=None, gt=0, description="Of YaRN")
+    beta_fast: float | None = Field(default=None, gt=0, description="Of YaRN")
+    beta_slow: float | None = Field(default=None, gt=0, description="Of YaRN")
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Return the fields that have a value, as in transformers' ``rope_parameters``."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 class ModelChoice(Part):
@@ -96,9 +123,14 @@ class ModelChoice(Part):
     path: str | None = field(
         None,
         "Folder on the host",
-        "With config.json, safetensors and tokenizer.json, below the host's model folder; the "
-        "host checks it when the job starts.",
+        "With config.json, safetensors and tokenizer.json, below the host's model folder, or in "
+        "an object store as s3://bucket/prefix; the host checks it when the job starts.",
         max_length=400,
+    )
+    rope_scaling: RopeScaling | None = Field(
+        default=None,
+        description="Stretches the context that is planned; an endpoint of vLLM or llama.cpp is "
+        "started with it, and what else runs the model refuses it",
     )
 
     @model_validator(mode="after")

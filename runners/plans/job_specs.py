@@ -3,13 +3,14 @@
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.on_policy import OWN_ENGINE
 from planner.specs.workload import AWAY_TITLES
-from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
+from runners.jobspec import GenerateSpec, ModelSpec, ServeSpec, TrainSpec
 from runners.jobspec.engines import has_feature
 from runners.jobspec.objectives import TRL
 from runners.jobspec.trackers import TrackerOptions
 from runners.plans.compression_spec import compress_spec
 from runners.plans.document import PlanDocument
 from runners.plans.engine_choice import check_engine, trainer_of
+from runners.plans.evaluation_spec import evaluate_spec
 from runners.plans.generation_spec import (
     generate_spec,
     offload_of,
@@ -22,6 +23,7 @@ from runners.plans.launch_case import LaunchCase
 from runners.plans.model_checks import check_model, needs_weights
 from runners.plans.pins import FIELD_TITLES
 from runners.plans.refusals import DraftProblem, validated
+from runners.plans.rotary_scaling import scaling_args
 from runners.plans.serving_spec import benchmark_spec, check_host, endpoint_spec, engine_spread
 from runners.plans.speculative_decoding import with_draft
 from runners.plans.spread import Spread, policy_of, processes_of, spread_of
@@ -47,6 +49,7 @@ def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSp
         check_host(engine, case)
     spread = launch_spread(document, launch, case.best)
     check_model(case.model, spread)
+    scaling = scaling_args(document.model.rope_scaling, launch, case)
     spec = _spec_of_goal(document, launch, case)
     processes = processes_of(case.best, document.hardware)
     policy = policy_of(document.hardware, spread, processes)
@@ -57,6 +60,8 @@ def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSp
         spec = with_chained_stages(spec, policy)
         spec = with_draft(spec, case.draft_models, launch.draft_model)
         spec = with_adapters(spec, case.adapters, launch.adapter)
+    if isinstance(spec, ServeSpec) and scaling:
+        spec = spec.model_copy(update={"engine_args": (*spec.engine_args, *scaling)})
     asked = {"secrets": tuple(launch.secrets), "scheduler_options": launch.scheduler_options}
     return spec.model_copy(update=asked)
 
@@ -106,6 +111,8 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
     if launch.run == "endpoint":
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
     if isinstance(values, GenerateWork):
+        if launch.run == "evaluation":
+            return evaluate_spec(model, best, launch.original)
         offload = offload_of(best.strategy, case.shape) if case.shape else None
         return generate_spec(values, model, runnable_dtype(best), best.strategy, offload)
     if isinstance(values, CompressWork):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from planner.specs.units import HOUR, MINUTE
-from runners.jobspec.base import NAME_LENGTH, SchedulerOption
+from runners.jobspec.base import LONGEST_NAME, NAME_LENGTH, SchedulerOption
 from runners.jobspec.engine_args import MOST_WORDS, Word, engines_with_arguments
 from runners.jobspec.engines import (
     ENGINES,
@@ -20,7 +20,7 @@ from runners.jobspec.engines import (
 from runners.jobspec.trackers import TRACKERS, TrackerName
 from runners.plans.fields import Part, field
 
-Run = Literal["job", "endpoint", "load"]
+Run = Literal["job", "endpoint", "load", "evaluation"]
 MAX_SECRETS = 16
 ENGINES_HINT = (
     f"{titles(each for each in ROWS if each.environment)} run in environments of their own; the "
@@ -68,7 +68,10 @@ class Launch(Part):
     """What is started of a plan; an option that the launch does not use is refused."""
 
     run: Run = field(
-        "job", "Run", "Of a plan to serve: its benchmark, its endpoint, or a load test"
+        "job",
+        "Run",
+        "Of a plan to serve: its benchmark, its endpoint, or a load test. Of a plan to generate: "
+        "its batch, or an evaluation of its model on held-out text",
     )
     name: str = field("", "Name", "Name of the job and of the plan", max_length=NAME_LENGTH)
     save_as: Literal["next", "new"] = field(
@@ -128,7 +131,9 @@ class Launch(Part):
         max_length=500,
     )
     partition: SchedulerName = field(
-        "", "Partition", "Of a host that submits to Slurm; empty: the host's own"
+        "",
+        "Partition",
+        "Of a Slurm host; of a Ray host a kind of nodes, such as H100; empty: the host's own",
     )
     account: SchedulerName = field(
         "", "Account", "Whom Slurm charges for the job; empty: the host's own"
@@ -152,6 +157,13 @@ class Launch(Part):
             "published": "Published ones",
             "random": "Random numbers",
         },
+    )
+    original: str = field(
+        "",
+        "Compared with",
+        "Of an evaluation: the repository of another model with the same tokenizer, as "
+        "owner/name; “@” and a branch or commit may follow. Empty: the model alone",
+        max_length=LONGEST_NAME,
     )
     engine: EngineName = field(OWN, "Engine", ENGINES_HINT)
     idle_stop_seconds: float | None = field(
@@ -263,6 +275,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "weights": ("job", "generate"),
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),
+    "original": ("evaluation",),
     "profile": ("job",),
     **dict.fromkeys(
         ("tracker", "tracker_project", "tracker_run", "tracker_url"), ("finetune", "pretrain")
@@ -275,10 +288,14 @@ RUN_WORDS = {
     "endpoint": "the endpoint of a plan to serve (run “endpoint”)",
     "load": "the load test of a plan to serve (run “load”)",
     "generate": "a batch generation",
+    "evaluation": "the evaluation of a plan to generate (run “evaluation”)",
     "compress": "a compression",
     "pretrain": "a pre-training",
     "finetune": "a fine-tuning",
 }
+
+
+EVALUATION = ("generate", "evaluation")  # goal and run
 
 
 class LaunchOptionError(ValueError):
@@ -291,7 +308,7 @@ class LaunchOptionError(ValueError):
 
 def kind_of(goal: str, run: str = "job") -> str:
     """Return what a launch starts, in the words of ``USED_BY``: a run of serving, or a goal."""
-    return run if goal == "serve" else goal
+    return run if goal == "serve" or (goal, run) == EVALUATION else goal
 
 
 def check_used(goal: str, launch: Launch) -> None:
@@ -300,11 +317,13 @@ def check_used(goal: str, launch: Launch) -> None:
     Raises:
         LaunchOptionError: an option belongs to another goal or run; its text names the way out.
     """
-    if goal != "serve" and launch.run != "job":
+    is_serving = goal == "serve" and launch.run != "evaluation"
+    if launch.run != "job" and not is_serving and (goal, launch.run) != EVALUATION:
+        own = "a plan to serve" if goal == "serve" else RUN_WORDS[goal]
         raise LaunchOptionError(
             "run",
             f"The field run is {launch.run!r}, which is of {RUN_WORDS[launch.run]}; this plan is "
-            f"{RUN_WORDS[goal]}. Leave run out.",
+            f"{own}. Leave run out.",
         )
     kind = kind_of(goal, launch.run)
     for name in launch.model_dump(exclude_defaults=True):

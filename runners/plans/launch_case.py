@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
@@ -25,7 +25,8 @@ class LaunchCase:
     does not know its family. ``gpu_vendors``: of the host's GPUs that jobs use. ``lacks_gguf``:
     whether the model is known to have no GGUF file. ``uploads``: the uploaded files that the
     document names, by id. ``draft_models`` and ``adapters``: those on the host that go with the
-    model. ``key_hashes``: of the endpoint's keys.
+    model. ``key_hashes``: of the endpoint's keys. ``config``: of the model, as far
+    as its config.json is known.
     """
 
     best: PlannedStrategy
@@ -39,3 +40,4 @@ class LaunchCase:
     draft_models: tuple[DraftModel, ...] = ()
     adapters: tuple[NamedAdapter, ...] = ()
     key_hashes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.catalog.models import find_model
+from planner.catalog.models import find_model, stretched_model
+from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
+from planner.specs.model import ModelSpec
 from planner.specs.on_policy import OWN_ENGINE, ROLLOUT_ENGINE, JobPin, RolloutSpec
 from planner.specs.units import GIB
 from planner.specs.workload import (
@@ -75,7 +77,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
     with naming_the_field():
         pins = _pins(document, surroundings)
         return PlanRequest(
-            model=surroundings.model,
+            model=_model(document, surroundings),
             repository=stated_repository(document.model),
             cluster=surroundings.cluster or catalog_cluster(document.hardware),
             workload=workload_of(document),
@@ -92,6 +94,21 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             top=ALTERNATIVES,
             host_calibration=surroundings.calibration,
         )
+
+
+def _model(document: PlanDocument, surroundings: Surroundings) -> str | dict[str, Any] | ModelSpec:
+    """Return the model; with a rotary scaling its shape, of which the context is stretched."""
+    scaling, model = document.model.rope_scaling, surroundings.model
+    return stretched_model(model, scaling.stated) if scaling else model
+
+
+def planned_shape(document: PlanDocument, model: str | dict[str, Any]) -> ModelSpec | None:
+    """Return the shape with which a model is planned, None if the planner has none for it."""
+    scaling = document.model.rope_scaling
+    try:
+        return stretched_model(model, scaling.stated) if scaling else find_model(model)
+    except PlannerError:
+        return None
 
 
 def catalog_cluster(hardware: HardwareChoice) -> ClusterSpec:

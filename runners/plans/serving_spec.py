@@ -24,6 +24,7 @@ from runners.jobspec.engines import (
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
+    EndpointSettings,
     EngineOptions,
     PhaseSplit,
 )
@@ -38,7 +39,13 @@ from runners.plans.speculative_decoding import (
     with_engine_draft,
 )
 from runners.plans.spread import Spread, is_on_processor
-from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
+from runners.plans.strategy_checks import (
+    RUNNABLE_DTYPES,
+    WIDE,
+    compute_dtype,
+    refuse_offloaded,
+    runnable_dtype,
+)
 from runners.plans.workloads import ServeWork
 
 LEAST_LENGTH_TOKENS = 4096  # of the longest request, if the planned one is shorter
@@ -113,7 +120,7 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
     cache = _cache_type(launch, best.strategy)
     if not has_layout:
         _check_own_engine(best, has_cache=bool(cache))
-    dtype = runnable_dtype(best)
+    dtype = _endpoint_dtype(case, launch.engine)
     needs_weights(case.model, "An endpoint")
     if needs_gguf(launch.engine) and case.lacks_gguf:
         raise DraftProblem(
@@ -127,7 +134,7 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
         ServeSpec,
         {
             "model": case.model,
-            "engine": launch.engine,
+            **launch.fields_of(EndpointSettings),
             "weight_dtype": dtype,
             "served_name": served_name(case.model_name),
             "max_concurrency": values.concurrency,
@@ -136,7 +143,6 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "adapters": case.adapters if launch.adapters else (),
             "engine_options": options_of(best) if has_layout else None,
             "key_hashes": case.key_hashes,
-            "idle_stop_seconds": launch.idle_stop_seconds,
             "engine_args": (*_checked_args(launch), *_cache_args(launch, cache)),
         },
         "The endpoint cannot be started as chosen",
@@ -177,6 +183,22 @@ def _checked_args(launch: Launch) -> tuple[str, ...]:
     except EngineArgsError as error:
         raise DraftProblem(f"“Further engine arguments”: {error}.", "engine_args") from error
     return tuple(launch.engine_args)
+
+
+def _endpoint_dtype(case: LaunchCase, engine: EngineName) -> str:
+    """Return the dtype in which an engine is to load weights.
+
+    Formats that only files have, such as the MXFP4 of gpt-oss, are loaded as they are stored by
+    engines that run other programs; those compute in bf16.
+
+    Raises:
+        DraftProblem: the engine does not load weights of the planned dtype.
+    """
+    planned, stored = case.best.strategy.weight_dtype, case.shape and case.shape.weight_dtype
+    is_as_stored = needs_gguf(engine) or (engine != OWN and planned == stored)
+    if planned not in {None, *RUNNABLE_DTYPES} and is_as_stored:
+        return "bf16"
+    return runnable_dtype(case.best)
 
 
 def needs_gguf(engine: EngineName) -> bool:

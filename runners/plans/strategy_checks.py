@@ -31,8 +31,9 @@ def runnable_dtype(best: PlannedStrategy) -> str:
     dtype = best.strategy.weight_dtype or "bf16"
     if dtype not in RUNNABLE_DTYPES:
         raise DraftProblem(
-            f"A benchmark job cannot load {dtype} weights. Set the weight dtype in the Hardware "
-            f"step to one of {', '.join(RUNNABLE_DTYPES)}.",
+            f"Slipway's own engine and trainer do not load {dtype} weights. Set the weight dtype "
+            f"in the Hardware step to one of {', '.join(RUNNABLE_DTYPES)}, or choose an engine "
+            "that loads the files as they are stored.",
             "weight_dtype",
         )
     return dtype

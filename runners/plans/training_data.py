@@ -38,7 +38,11 @@ def data_fields(values: TrainingData, uploads: Uploads) -> dict[str, Any]:
     """
     try:
         data = _data(values, uploads)
-        samples = SampleOptions(rows=values.rows, too_long=values.too_long)
+        samples = SampleOptions(
+            rows=values.rows,
+            too_long=values.too_long,
+            packing_strategy=values.packing_strategy,
+        )
     except ValidationError as error:
         message = f"The training data cannot be read: {first_message(error)}."
         raise DraftProblem(message, "data_source") from error

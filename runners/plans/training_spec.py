@@ -14,7 +14,7 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from runners.jobspec.base import TextSamples
+from runners.jobspec.base import PackingStrategy, TextSamples
 from runners.jobspec.objectives import OBJECTIVES, TRL, TrainEngine
 from runners.jobspec.train import USUAL_LEARNING_RATES, against_comparisons
 from runners.plans.methods import CLASSIFICATION, TRAININGS
@@ -25,6 +25,7 @@ from runners.plans.training_layout import layout_of
 from runners.plans.training_options import chosen_options, loss_and_rewards, stages_of
 from runners.plans.workloads import FinetuneWork, PretrainWork, TrainingData
 
+TRLS_PACKING: PackingStrategy = "bfd"  # its default where it packs
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FRESH_ENCODER_RATE = 1e-3
 TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
@@ -67,7 +68,8 @@ def train_spec(
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     if fields.get("engine") == TRL:
         _refuse_copies(best)
-        fields = _of_trl(values, fields) | _rows_of_trl(data_fields(values, uploads or {}))
+        data = data_fields(values, uploads or {})
+        fields = _of_trl(values, fields) | _rows_of_trl(data, _packing_of(values, best))
         return _validated(fields, "data_source")
     if values.learning_rate is None and isinstance(model, HubModel | FolderModel):
         fields["learning_rate"] *= _published_rate_ratio(values)
@@ -109,9 +111,41 @@ def _of_trl(values: PretrainWork, fields: dict[str, Any]) -> dict[str, Any]:
     return fields | own
 
 
-def _rows_of_trl(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the data fields of a training by TRL, which gives each record a row."""
-    return fields | {"samples": fields["samples"].model_copy(update={"rows": "padded"})}
+def _packing_of(values: TrainingData, best: PlannedStrategy) -> PackingStrategy | None:
+    """Return how TRL packs: as chosen, by its default where the plan packs, or not at all.
+
+    ``rows`` padded wins over the plan's strategy.
+
+    Raises:
+        DraftProblem: the plan packs, which cuts samples that are to be left out.
+    """
+    if values.packing_strategy or values.rows == "padded" or not best.strategy.packed:
+        return values.packing_strategy
+    if values.too_long == "leave_out":
+        raise DraftProblem(
+            f"The plan's strategy states packed, for which TRL packs rows by {TRLS_PACKING} and "
+            "cuts longer samples, and too_long is leave_out. Set pins.packed to false, rows to "
+            "padded, or too_long to cut.",
+            "packed",
+            path=("pins", "packed"),
+        )
+    return TRLS_PACKING
+
+
+def _rows_of_trl(fields: dict[str, Any], packing: PackingStrategy | None) -> dict[str, Any]:
+    """Return the data fields of a training by TRL, which packs only by a strategy.
+
+    Raises:
+        DraftProblem: the rows are to be padded, and a strategy packs them.
+    """
+    if packing is not None and fields["samples"].rows == "padded":
+        raise DraftProblem(
+            f"rows is padded, and packing_strategy {packing} packs them. Leave one of them out.",
+            "packing_strategy",
+        )
+    rows = "padded" if packing is None else "packed"
+    options = {"rows": rows, "packing_strategy": packing}
+    return fields | {"samples": fields["samples"].model_copy(update=options)}
 
 
 def _published_rate_ratio(values: PretrainWork) -> float:
@@ -185,7 +219,9 @@ def data_and_parallel_fields(
         for why in against_comparisons(fields["data"]):
             raise DraftProblem(f"The training cannot run as chosen: {why}.", "objective")
     else:
-        fields = _rows_of_trl(fields)
+        packing = values.packing_strategy or spec.samples.packing_strategy
+        packing = None if values.rows == "padded" and not values.packing_strategy else packing
+        fields = _rows_of_trl(fields, packing)
         if processes > 1:
             raise DraftProblem(
                 f"TRL's jobs train in one process, and a host has {processes} of this plan. Leave "

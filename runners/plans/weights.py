@@ -1,10 +1,12 @@
 """Where a job gets the weights of a plan's model from: a repository, or random numbers."""
 
+from collections.abc import Mapping
+
 from planner.catalog.format_names import names_gguf
 from planner.specs.base import PlannerError
 from runners.hub.names import parse
 from runners.jobspec import HubModel, ModelRef, RandomModel
-from runners.jobspec.engines import ENGINES, OWN, EngineName
+from runners.jobspec.engines import ENGINES, OWN, OWN_STORED_METHODS, EngineName
 from runners.plans.document import ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
@@ -71,14 +73,17 @@ def names_weights(text: str) -> bool:
     return bool(name.hub) or name.revision not in {"", "main"} or is_gguf_repository(text)
 
 
-def weights_for(model: ModelRef, launch: Launch, config: dict[str, object]) -> ModelRef:
+def weights_for(
+    model: ModelRef, launch: Launch, config: dict[str, object], stored: Mapping[str, object]
+) -> ModelRef:
     """Return the reference with which a launch loads a model.
 
-    ``config``: of the model, for random weights in its shape.
+    ``config``: of the model, for random weights in its shape. ``stored``: of the repository that
+    has its weights, {} where that is not known.
 
     Raises:
         DraftProblem: random weights were chosen where text counts, or the repository's files are
-            not those that the engine reads.
+            not those, or not in a format, that the engine reads.
     """
     if not isinstance(model, HubModel):
         return model
@@ -87,7 +92,22 @@ def weights_for(model: ModelRef, launch: Launch, config: dict[str, object]) -> M
     engine = launch.engine if launch.run == "endpoint" else OWN
     if not reads(engine, model):
         _refuse(model, launch, sorted(ENGINES[engine].weights - {"random"}))
+    if engine == OWN and (method := _foreign_format(stored)):
+        raise DraftProblem(
+            f"The weights of {model.repository} are quantised by {method}, which Slipway's own "
+            f"engine and jobs do not read. Name the repository of its unquantised weights, and "
+            "compress that if it is too large; or serve this one with vLLM or SGLang, which read "
+            "such formats.",
+            "engine" if launch.run == "endpoint" else "repository",
+        )
     return model
+
+
+def _foreign_format(config: Mapping[str, object]) -> str:
+    """Return how a config says that weights are quantised, "" if jobs read them."""
+    stored = config.get("quantization_config")
+    method = str(stored.get("quant_method") or "")[:40] if isinstance(stored, dict) else ""
+    return "" if method in OWN_STORED_METHODS else method
 
 
 def reads(engine: EngineName, model: ModelRef) -> bool:

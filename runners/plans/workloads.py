@@ -26,6 +26,8 @@ from runners.jobspec.base import (
     SPLIT,
     SUBSET,
     USUAL_SPLIT,
+    PackingStrategy,
+    store_fault,
 )
 from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.objectives import PreferenceLoss
@@ -211,7 +213,8 @@ class TrainingData(Part):
     data_path: Path = field(
         "",
         "File on the host",
-        "JSON, JSON lines, Parquet, CSV or .txt, below the host's model folder",
+        "JSON, JSON lines, Parquet, CSV or .txt, below the host's model folder, or in an object "
+        "store as s3://bucket/file",
         max_length=1000,
     )
     data_format: Format | None = field(None, "File format", choices=DATA_FORMATS)
@@ -229,6 +232,17 @@ class TrainingData(Part):
         "cut",
         "Samples longer than a row",
         choices={"cut": "Truncate", "leave_out": "Leave out"},
+    )
+    packing_strategy: PackingStrategy | None = field(
+        None,
+        "TRL's packing",
+        "Of a supervised training by TRL; without it best fit where the strategy states packed, "
+        "else each sample has a row of its own",
+        choices={
+            "bfd": "Best fit, longer samples cut",
+            "bfd_split": "Best fit, longer samples divided between rows",
+            "wrapped": "One text after the other, which see each other",
+        },
     )
     mixture: list[MixtureSource] = field(
         [],
@@ -302,6 +316,8 @@ class TrainingData(Part):
 
 def _check_data_file(name: str, path: str) -> None:
     check_path(name, path)
+    if fault := store_fault(path):
+        refuse(name, f"{fault}.")
     try:
         if path:
             suffix_of(path)

@@ -17,7 +17,7 @@ from runners.hub.repository import RepositoryName
 from runners.hub.selection import needed_files
 from runners.hub.settings import HubSettings, from_environment
 from runners.hub.splits import note_of
-from runners.jobspec import HubData, HubModel
+from runners.jobspec import FolderModel, HubData, HubModel, StoredModel
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs, PreflightCheck
 from tests.hub.hub_server import Hub
@@ -27,7 +27,7 @@ MODEL = HubModel(repository="acme/tiny")
 
 
 def said(
-    host_dir: HostDir, model: HubModel = MODEL, trusted: tuple[str, ...] = (), **config: int
+    host_dir: HostDir, model: StoredModel = MODEL, trusted: tuple[str, ...] = (), **config: object
 ) -> PreflightCheck:
     place = HostState(host_dir, HostConfig(**config), (host_dir.models,))
     checks = run_checks(Needs(kind="generate", model=model, trusted_code=trusted), place)
@@ -109,6 +109,13 @@ def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(
     check = said(host_dir, min_free_bytes=0)
     assert check.ok
     assert "is in this host's cache" in check.sentence
+    coded = {"config.json": '{"auto_map": {"AutoConfig": "coded.C"}}', "coded.py": "x"}
+    write_files(cached / "snapshots" / ("a" * 40), coded)
+    for trusted, words in (
+        ((), r"the job will fail: .* code allow acme/tiny@a{40}"),
+        ((f"acme/tiny@{'a' * 40}",), r"Its own code is allowed: coded\.py\."),
+    ):
+        assert re.search(words, said(host_dir, MODEL, trusted, min_free_bytes=0).sentence)
 
 
 def test_a_full_disk_is_fit_if_the_hosts_rule_makes_the_room(
@@ -170,3 +177,14 @@ def test_a_host_without_the_hub_is_fit_only_for_the_splits_that_it_has_whole(
         assert ("is in this host's cache" in check.sentence) is is_fit
     (folder / files[0].path).unlink()
     assert not said_of_data(host_dir, data).ok
+
+
+def test_an_address_of_a_store_is_allowed_by_the_operator_or_refused_with_the_way_out(host_dir):
+    model = FolderModel(path="s3://lab/models/tiny")
+    refused = said(host_dir, model)
+    assert not refused.ok
+    assert "operator add its prefix" in refused.sentence
+    check = said(host_dir, model, object_stores=[{"prefix": "s3://lab"}])
+    assert check.ok
+    for words in ("downloaded first", "builds the environment s3", "room"):
+        assert words in check.sentence

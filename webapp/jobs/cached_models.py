@@ -15,7 +15,8 @@ from django.db.models import Count, Max, Min, Sum
 
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.links import LinkRate
-from runners.hub.repository import COMMIT
+from runners.hub.repository import COMMIT, store_repository
+from runners.jobspec.base import is_store_url
 from runners.shared.messages import (
     MAX_CACHED,
     CachedModel,
@@ -58,6 +59,8 @@ class Use(NamedTuple):
 def uses_in(spec: object, but_hubs: Collection[str] = ()) -> Iterator[Use]:
     """Yield the repositories that a job's document names, without those it states of some hubs.
 
+    An address of an object store counts under its name in the cache.
+
     >>> list(uses_in({"model": {"source": "hub", "repository": "a/b", "revision": "main"}}))
     [Use(repository='a/b', revision='main')]
     """
@@ -69,6 +72,9 @@ def uses_in(spec: object, but_hubs: Collection[str] = ()) -> Iterator[Use]:
             and not is_left_out
         ):
             yield Use(spec["repository"], str(spec.get("revision") or ""))
+        path = spec.get("path")
+        if spec.get("source") in {"folder", "file"} and is_store_url(str(path)):
+            yield Use(store_repository(str(path)), "")
         for value in spec.values():
             yield from uses_in(value, but_hubs)
     elif isinstance(spec, list):

@@ -173,6 +173,7 @@ def test_every_shipped_file_says_what_it_is_for_and_pins_each_package_once():
         "llamacpp",
         "lm_eval",
         "mlflow",
+        "s3",
         "tensorboard",
         "trackio",
         "trl",

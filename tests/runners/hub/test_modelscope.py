@@ -14,7 +14,7 @@ from runners.hub.modelscope import MODELSCOPE
 from runners.hub.names import parse
 from runners.hub.selection import exact_files
 from runners.hub.settings import HubSettings, from_environment, usual_hub
-from runners.hub.store import resolve_offline, scan
+from runners.hub.store import mark_copied, resolve_offline, revision_of, scan
 from tests.hub.hub_server import Hub
 from tests.hub.models import write_files
 from tests.runners.hub.conftest import REPOSITORY, SIZE, WEIGHTS
@@ -31,10 +31,10 @@ def settings(hub: Hub, tmp_path: Path) -> HubSettings:
 
 @pytest.fixture
 def look(settings: HubSettings) -> Look:
-    def found(text: str = f"ms://{REPOSITORY}", **changes: object) -> Listing:
+    def listing_of(text: str = f"ms://{REPOSITORY}", **changes: object) -> Listing:
         return look_up(parse(text), replace(settings, **changes))
 
-    return found
+    return listing_of
 
 
 def test_a_branch_is_a_commit_and_every_file_has_its_sha256(hub, settings, look):
@@ -74,17 +74,24 @@ def test_files_come_into_the_same_cache_under_their_commit(hub, settings, look):
 def test_the_only_snapshot_is_not_that_of_another_hub(hub, settings, look, at):
     text = f"{REPOSITORY}{at.replace('commit', hub.commit(REPOSITORY))}"
     theirs = replace(settings, hub="huggingface")
-    for own, other, found in (
+    for own, other, listing in (
         (settings, theirs, look(f"ms://{text}")),
         (theirs, settings, look_up(parse(REPOSITORY), theirs)),
     ):
         shutil.rmtree(settings.cache, ignore_errors=True)
-        download(found, exact_files(found, "safetensors", "", own), own)
+        download(listing, exact_files(listing, "safetensors", "", own), own)
         assert resolve_offline(REPOSITORY, "", other) is None
-        assert resolve_offline(REPOSITORY, found.commit, own) == found.commit
-    (settings.repository_folder(REPOSITORY) / "refs/main").unlink()
+        assert resolve_offline(REPOSITORY, listing.commit, own) == listing.commit
+    (settings.repository_folder(REPOSITORY) / "refs/main").unlink()  # asked for by its digits
+    assert resolve_offline(REPOSITORY, "", settings) is None
+    assert resolve_offline(REPOSITORY, "", theirs) == listing.commit
+    mark_copied(settings, listing)
     for each in (settings, theirs):  # a copy, which states no hub
-        assert resolve_offline(REPOSITORY, "", each) == found.commit
+        assert resolve_offline(REPOSITORY, "", each) == listing.commit
+    assert (scan(settings)[0].revisions, revision_of(REPOSITORY, listing.commit, settings)) == (
+        (),
+        "",
+    )
 
 
 @pytest.mark.usefixtures("quick")

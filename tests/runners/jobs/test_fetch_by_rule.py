@@ -14,7 +14,7 @@ from runners.hub.settings import HubSettings, from_environment
 from runners.hub.store import scan
 from runners.jobs.events import Emitter
 from runners.jobs.fetch import Fetching
-from runners.jobspec import HubModel
+from runners.jobspec import GenerateSpec, HubModel
 from runners.supervision import child
 from tests.hub.hub_server import Hub
 
@@ -53,9 +53,9 @@ def test_a_download_first_deletes_what_the_rule_no_longer_keeps(
     child.write_json(host_dir / RULE_FILE, PruneRule(keep, frozenset(kept)).document())
     emitter = Emitter(os.open(tmp_path / "events", os.O_WRONLY | os.O_CREAT))
     fetching = Fetching(attempt, settings, emitter)
-    model = HubModel(repository="acme/tiny")
+    spec = GenerateSpec(model=HubModel(repository="acme/tiny"))
     for _ in range(2):  # the second time all is there: nothing is pruned
-        fetching.all_of([model])
+        fetching.all_of(spec, ("safetensors",))
     emitter.close()
     found = {each.repository: each for each in scan(settings)}
     assert set(found) == left

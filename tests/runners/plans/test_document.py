@@ -141,13 +141,16 @@ def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
         "points": [1.0], "requests_per_repetition": 5, "repetitions": 2, "weights": "random",
         "levels": "search", "max_search_seconds": 60.0, "tracker": "mlflow",
         "tracker_project": "p", "tracker_run": "r", "tracker_url": "http://h",
+        "original": "acme/tiny",
     }  # fmt: skip
     assert set(values) == set(USED_BY)
     for name, value in values.items():
         for goal in GOALS:
-            runs = ("job", "endpoint", "load") if goal == "serve" else ("job",)
+            runs = {"serve": ("job", "endpoint", "load"), "generate": ("job", "evaluation")}.get(
+                goal, ("job",)
+            )
             for run in runs:
-                kind = run if goal == "serve" else goal
+                kind = run if goal == "serve" or run == "evaluation" else goal
                 launch = Launch(run=run, **{name: value})
                 if kind in USED_BY[name]:
                     check_used(goal, launch)

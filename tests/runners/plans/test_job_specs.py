@@ -1,5 +1,6 @@
 """The spec of a document's launch: a pure function, without a database."""
 
+import json
 from contextlib import nullcontext
 from functools import cache
 
@@ -7,6 +8,7 @@ import pytest
 
 from planner import api
 from planner.catalog.models import find_model
+from planner.specs.base import NotPossibleError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.on_policy import RolloutSpec
@@ -26,12 +28,13 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import TextSamples
 from runners.jobspec.engines import with_feature
-from runners.plans.document import PLANS, PlanDocument
+from runners.plans.document import PLANS, PlanDocument, RopeScaling
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
 from runners.plans.request import Surroundings, request_of
+from runners.plans.rotary_scaling import scaling_args
 from runners.plans.serving_spec import served_name
 from tests.planner.asking import CPU
 
@@ -262,6 +265,20 @@ def test_a_plan_for_processors_starts_an_engine_there_with_the_cache_of_its_requ
         spec_of(document, Launch(run="endpoint", engine="sglang"), given)
 
 
+def test_an_engine_of_its_own_loads_what_files_alone_have_as_it_is_stored():
+    stored = find_model(MODEL).model_copy(update={"weight_dtype": "mxfp4"})
+    given = case("serve", strategy={"weight_dtype": "mxfp4"}, shape=stored)
+    for engine in ("vllm", "llamacpp"):
+        assert (
+            spec_for("serve", launch=ENDPOINT | {"engine": engine}, given=given).weight_dtype
+            == "bf16"
+        )
+    plain = case("serve", strategy={"weight_dtype": "mxfp4"})  # files that vLLM would have to make
+    for engine, of in (("slipway", given), ("vllm", plain)):
+        with pytest.raises(DraftProblem, match="do not load mxfp4 weights"):
+            spec_for("serve", launch=ENDPOINT | {"engine": engine}, given=of)
+
+
 OFFLOADED = {"offload": OffloadSpec(weights_cpu=0.5)}
 
 
@@ -373,6 +390,23 @@ def test_the_engine_trl_launches_trls_trainer_and_no_other():
         spec = spec_for("finetune", work, **trl)
         assert (spec.engine, spec.keep_best, spec.samples.rows) == ("trl", False, "padded")
     assert (spec.objective, spec.learning_rate) == ("next_token", 2e-4)
+    packed = supervised | {"packing_strategy": "wrapped"}
+    assert spec_for("finetune", packed, **trl).samples.packing_strategy == "wrapped"
+    planned = case("finetune", strategy={"packed": True})
+    pinned = spec_for("finetune", supervised, **trl, given=planned).samples
+    assert (pinned.rows, pinned.packing_strategy) == ("packed", "bfd")
+    padded = supervised | {"rows": "padded"}
+    for given in (planned, None):
+        assert spec_for("finetune", padded, **trl, given=given).samples.rows == "padded"
+    for more, field, said in [
+        (supervised | {"too_long": "leave_out"}, "packed", "pins.packed to false, rows to padded"),
+        (padded | {"packing_strategy": "bfd"}, "packing_strategy", "Leave one of them out"),
+    ]:
+        with pytest.raises(DraftProblem, match=said) as refused:
+            spec_for("finetune", more, **trl, given=planned)
+        assert refused.value.field == field
+    kept = spec_for("finetune", padded | {"too_long": "leave_out"}, **trl, given=planned).samples
+    assert (kept.rows, kept.too_long) == ("padded", "leave_out")
     for work, hardware, said in [
         (PREFERENCES, torch, "objective dpo is one of TRL's trainers"),
         (supervised, {"hardware": {"engine": "deepspeed"}}, "this kind of job cannot start"),
@@ -410,3 +444,49 @@ def test_what_trl_or_our_own_trainer_cannot_learn_is_refused_at_its_field():
     ]:
         with pytest.raises(DraftProblem, match=said):
             spec_for("finetune", workload, given=case_given)
+
+
+def test_a_rotary_scaling_becomes_the_engines_arguments_or_is_refused_by_name():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    ggml = ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "32768")
+    own, inner = (
+        {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        {"text_config": {"rope_theta": 7}},
+    )
+    for engine, scaling, config, expected in [
+        ("vllm", yarn, own, {"rope_parameters": own | yarn}),
+        ("vllm", yarn, {"rope_parameters": own}, {"rope_parameters": own | yarn}),
+        ("vllm", yarn, inner, {"text_config": {"rope_parameters": {"rope_theta": 7, **yarn}}}),
+        ("vllm", yarn | {"rope_theta": 3.0}, {}, {"rope_parameters": {**yarn, "rope_theta": 3.0}}),
+        ("llamacpp", yarn, {}, ggml),
+        ("llamacpp", yarn | {"rope_theta": 1e6}, {}, (*ggml, "--rope-freq-base", "1000000")),
+        ("llamacpp", {"rope_type": "linear", "factor": 2}, {}, "states linear"),
+        ("slipway", yarn, own, "keeps to the model's own rotary scaling"),
+        ("sglang", yarn, own, "keeps to the model's own rotary scaling"),
+        ("vllm", yarn, {"rope_parameters": {"full_attention": own}}, "each kind of its layers"),
+    ]:
+        launch = Launch(run="endpoint", engine=engine)
+        given = LaunchCase(planned("serve"), FOLDER, "Our Model", config=config)
+        if isinstance(expected, str):
+            with pytest.raises(DraftProblem, match=expected) as refused:
+                scaling_args(RopeScaling(**scaling), launch, given)
+            assert refused.value.field == "rope_scaling", engine
+            continue
+        words = scaling_args(RopeScaling(**scaling), launch, given)
+        found = json.loads(words[1]) if words[0] == "--hf-overrides" else words
+        assert found == expected, (engine, scaling, config)
+        twice = launch.with_values(engine_args=[words[0], words[1]])
+        with pytest.raises(DraftProblem, match=r"is set by model\.rope_scaling"):
+            scaling_args(RopeScaling(**scaling), twice, given)
+
+
+def test_the_planned_context_follows_the_rotary_scaling():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    long = {"input_tokens": 100_000, "output_tokens": 1000, "concurrency": 1}
+    given = Surroundings("Qwen/Qwen3-8B", ClusterSpec(device="h100-sxm5-80gb"))
+    for scaling in (yarn, None):
+        model = {"catalog_id": "Qwen/Qwen3-8B", "rope_scaling": scaling}
+        document = plan("serve", long, model=model, hardware={"engine": "vllm"})
+        request = request_of(document, given)
+        with nullcontext() if scaling else pytest.raises(NotPossibleError, match="40960"):
+            assert api.best_plan(request).plans

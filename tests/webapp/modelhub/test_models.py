@@ -96,7 +96,7 @@ def test_a_family_that_is_not_known_is_refused_by_name(alice):
 
 
 def test_nothing_pasted_or_by_a_viewer_becomes_a_model(alice, vera):
-    assert "Paste the content of config.json" in str(new_model(alice).context["form"].errors)
+    assert "paste the content of config.json" in str(new_model(alice).context["form"].errors)
 
     assert new_model(vera, config=json.dumps(demo_config())).status_code == 403
     assert not TeamModel.objects.exists()
