@@ -18,8 +18,9 @@ from runners.host.doorbell import DoorbellWorkerSupervisor
 from runners.host.reconcile import stop_all, summaries
 from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
+from runners.hub.settings import PASSED, TOKENS
 from runners.prove import run as prove
-from runners.shared import kubernetes, slurm
+from runners.shared import kubernetes, ray, slurm
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.shared.environment import NOT_USED, environment_lines, service_lines
 from runners.shared.facts import GpuFacts
@@ -205,12 +206,12 @@ def render(
 ) -> str:
     """Return a unit for the calling user's manager, or for the system's manager and ``user``.
 
-    The certificates and proxies of ``variables`` are part of it: a service does not inherit those
-    of the shell in which the host was enrolled.
+    The certificates, proxies and settings of the hub of ``variables`` are part of it: a service
+    does not inherit those of the shell in which the host was enrolled.
     """
     return TEMPLATE.format(
         user=f"User={user}\n" if user else "",
-        environment="".join(service_lines(variables or {})),
+        environment="".join(service_lines(variables or {}, PASSED, TOKENS)),
         python=_quoted(python),
         folder=_quoted(str(folder)),
         target="multi-user.target" if user else "default.target",
@@ -230,6 +231,7 @@ PROBLEMS = (
     enrolment.RotationError,
     slurm.SlurmArgumentError,
     kubernetes.KubernetesArgumentError,
+    ray.RayArgumentError,
 )
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is already running
@@ -286,11 +288,12 @@ def parser() -> argparse.ArgumentParser:
             )
             slurm.add(command)
             kubernetes.add(command)
+            ray.add(command)
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    scheduler = kubernetes.read(options, options.dir) or slurm.read(options)
+    scheduler = ray.read(options) or kubernetes.read(options, options.dir) or slurm.read(options)
     credential = enrolment.enroll(
         HostDir(options.dir),
         options.server,

@@ -22,7 +22,14 @@ from runners.hub.links import SITE, Bandwidth, of_host
 from runners.hub.listing import HubFile, Listing
 from runners.hub.selection import readable_files
 from runners.hub.settings import HubSettings, HubSettingsError, existing_folder, from_environment
-from runners.hub.store import has_blob, link_files, repository_folder, revision_of, snapshot_folder
+from runners.hub.store import (
+    has_blob,
+    link_files,
+    mark_copied,
+    repository_folder,
+    revision_of,
+    snapshot_folder,
+)
 from runners.jobspec.base import LONGEST_REVISION, REVISION
 from runners.launchers import launch
 from runners.launchers.model_uses import COPIES_FILE
@@ -209,6 +216,7 @@ class ModelCopies:
             else:
                 return  # its turn has not come
         link_files(settings, listing, listing.files)
+        mark_copied(settings, listing)
         self._client.end_copy(order.copy_id)
         log.info("%s@%s was copied to this host", order.repository, order.commit[:12])
 

@@ -23,7 +23,8 @@ from runners.devices.topology import (
 from runners.environments.builder import Pins, PinsError, Store, Version, needed_bytes
 from runners.host import inventory, preflight_hub, preflight_weights
 from runners.host.preflight_weights import FolderQuery
-from runners.jobspec import HubModel, StoredModel
+from runners.jobspec import FolderModel, HubModel, StoredModel
+from runners.jobspec.base import is_store_url
 from runners.jobspec.engines import OWN, running_on
 from runners.jobspec.kinds import KINDS
 from runners.launchers import attempts, launch
@@ -469,11 +470,15 @@ def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[Prefl
         least = place.config.min_free_bytes
         yield preflight_hub.check(model, place.host_dir.path, least, needs.trusted_code)
         return
+    stores = place.config.object_stores
     try:
-        confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
+        confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts, stores)
     except LaunchRefusedError as refusal:
         remedy = "Put the model below one of the host's model folders, or choose another model."
         yield no("model", f"{str(refusal)[:500]}.", remedy)
+        return
+    if isinstance(confined, FolderModel) and is_store_url(confined.path):
+        yield preflight_hub.check_store(confined.path, place.host_dir)
         return
     where = getattr(confined, "path", None)
     if where is None:

@@ -393,6 +393,7 @@ class Reconciler:
                 self._model_roots(),
                 self.host_dir.attempts,
                 (self.host_dir.rewards, *self.config.reward_roots),
+                self.config.object_stores,
             )
             argv, env = self.launcher.command(
                 request, spec, self._render(spec, folder.path), folder.path

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 from runners.hub.settings import cache_folder
 from runners.jobspec.base import SchedulerKind
-from runners.launchers import kubernetes, slurm_commands, slurm_facts
+from runners.launchers import kubernetes, ray, slurm_commands, slurm_facts
 from runners.launchers.kubernetes import KubernetesLauncher
+from runners.launchers.ray import RayLauncher
 from runners.launchers.scheduler import SchedulerLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.launchers.slurm_commands import SlurmError
 from runners.shared.facts import SchedulerFacts
 from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.ray import RayConfig
 from runners.shared.slurm import SlurmConfig
 
 SLURM_TIMEOUT_SECONDS = 200  # for a free node; otherwise retried later
@@ -69,9 +71,26 @@ def _in_pod(_config: KubernetesConfig, command: Sequence[str]) -> Sequence[str]:
     return ("env", *named, sys.executable, "-m", "runners.launchers.kubernetes_run", ".", *command)
 
 
+def _ray_problem(config: RayConfig) -> str:
+    facts = ray.scheduler_facts(config)
+    if facts.problem:
+        return (
+            f"{facts.problem}\nRay does not answer at {config.address}. Name the address of its "
+            "dashboard (ray start --head prints it; its usual port is 8265, and only with "
+            "--dashboard-host it is open to other machines), and with --ray-token-file the token "
+            "of a cluster that asks for one."
+        )
+    return ""
+
+
+def _in_bundle(_config: RayConfig, command: Sequence[str]) -> Sequence[str]:
+    return (sys.executable, "-m", "runners.launchers.ray_run", ".", *command)
+
+
 SCHEDULERS: Mapping[SchedulerKind, Scheduler] = {
     "slurm": Scheduler(SlurmLauncher, slurm_facts.scheduler_facts, _slurm_problem, _by_srun),
     "kubernetes": Scheduler(
         KubernetesLauncher, kubernetes.scheduler_facts, _kubernetes_problem, _in_pod
     ),
+    "ray": Scheduler(RayLauncher, ray.scheduler_facts, _ray_problem, _in_bundle),
 }

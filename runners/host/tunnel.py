@@ -27,7 +27,7 @@ from runners.launchers.attempts import ID, AttemptFolder, Verdict
 from runners.shared import tunnel as protocol
 from runners.shared.addresses import in_url, is_loopback, is_this_machine, proxy_of
 from runners.shared.config import Credential, HostConfigError, HostDir
-from runners.shared.timing import scale_duration
+from runners.shared.timing import TUNNEL_PING_SECONDS, TUNNEL_PONG_SECONDS, scale_duration
 from runners.shared.tunnel import (
     MAX_FRAME_BYTES,
     MAX_STREAMS,
@@ -390,6 +390,8 @@ class Link:
             ssl=_certificates() if self._address.startswith("wss:") else None,
             max_size=MAX_FRAME_BYTES,
             close_timeout=CLOSE_SECONDS,
+            ping_interval=TUNNEL_PING_SECONDS,
+            ping_timeout=TUNNEL_PONG_SECONDS,
         )
         async with socket as connected:
             log.info("connected to %s", self._address)

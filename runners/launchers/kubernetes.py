@@ -27,6 +27,7 @@ from runners.launchers.kubernetes_objects import (
     job_object,
     read_job,
 )
+from runners.launchers.other_jobs import as_facts, pods
 from runners.launchers.scheduler import SchedulerLauncher, read_or_note
 from runners.shared.facts import PartitionFacts, SchedulerFacts
 from runners.shared.kubernetes import KubernetesConfig
@@ -71,11 +72,11 @@ class KubernetesLauncher(SchedulerLauncher):
     def list_jobs(self) -> Mapping[str, PodJob]:
         """Return our Jobs by name."""
         labels = f"{APP}={OURS}"
-        pods: dict[str, list[dict[str, Any]]] = {}
+        by_job: dict[str, list[dict[str, Any]]] = {}
         for pod in self._api.pods(labels):
-            pods.setdefault(pod["metadata"]["labels"].get(OF_JOB, ""), []).append(pod)
+            by_job.setdefault(pod["metadata"]["labels"].get(OF_JOB, ""), []).append(pod)
         jobs = {job["metadata"]["name"]: job for job in self._api.jobs(labels)}
-        found = {name: read_job(job, pods.get(name, ())) for name, job in jobs.items()}
+        found = {name: read_job(job, by_job.get(name, ())) for name, job in jobs.items()}
         return {name: self._with_reason(job) for name, job in found.items()}
 
     def _with_reason(self, job: PodJob) -> PodJob:
@@ -159,7 +160,9 @@ def scheduler_facts(config: KubernetesConfig) -> SchedulerFacts:
     nodes = read_or_note(unread, "nodes", api.nodes) or ()
     queues = read_or_note(unread, "queues of Kueue", api.local_queues) or ()
     classes = read_or_note(unread, "priority classes", api.priority_classes) or ()
+    others = read_or_note(unread, "pods of others", lambda: api.pods(f"{APP}!={OURS}")) or ()
     found = {
+        **as_facts(pods(others, config.gpu_resource, time.time())),
         "version": release,
         "partitions": node_kinds(nodes, config.gpu_resource),
         "queues": _names(each for each in queues if _takes_jobs(each)),

@@ -8,39 +8,19 @@ that fails ends the Job: whether the training goes on from its checkpoint is the
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from runners.launchers.attempts import AttemptFolder
-from runners.launchers.nodes import become_torchrun, joined
+from runners.launchers.nodes import OF_NODE, Rendezvous, become_torchrun, joined, num_cpus
 from runners.shared.messages import Gang
 from runners.supervision import child, supervisor
 
 INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in every pod of an Indexed Job
 ADDRESS = "SLIPWAY_POD_IP"  # set by our Job, from the pod's status
 PORT = 29400  # each pod has addresses of its own
-RENDEZVOUS = "rendezvous.json"
-POLL_SECONDS = 1.0
 # Variables of a pod that the job inherits: its devices and address.
-OF_POD = (
-    "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST",
-    "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "ROCR_VISIBLE_DEVICES",
-    ADDRESS,
-)  # fmt: skip
+OF_POD = (*OF_NODE, "KUBERNETES_SERVICE_HOST", ADDRESS)
 NOT_SHARED = frozenset({*OF_POD, INDEX, child.EVENT_FD})
-
-
-class Rendezvous(BaseModel):
-    """What the first pod tells the others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    gang: Gang
-    program: tuple[str, ...]
-    environment: dict[str, str]  # of the job; each pod keeps its own devices
 
 
 def _lead(folder: Path, num_nodes: int, num_processes: int, program: Sequence[str]) -> None:
@@ -55,27 +35,15 @@ def _lead(folder: Path, num_nodes: int, num_processes: int, program: Sequence[st
         own_address=address,
         rendezvous_id=f"kubernetes-{folder.name}",
     )
-    kept = {name: value for name, value in os.environ.items() if name not in NOT_SHARED}
-    told = Rendezvous(gang=gang, program=tuple(program), environment=kept)
-    child.write_json(folder / RENDEZVOUS, told.model_dump(mode="json"))
-    become_torchrun(folder, gang, program, _num_cpus())
+    Rendezvous.write(folder, gang, program, NOT_SHARED)
+    become_torchrun(folder, gang, program, num_cpus(os.environ))
 
 
 def _join(folder: Path, index: int) -> None:
     """Wait for the rendezvous and become another node's torchrun; end where the attempt ended."""
-    attempt = AttemptFolder(folder)
-    while (told := child.read_json(folder / RENDEZVOUS)) is None:
-        if attempt.exit_record():
-            sys.exit(f"the attempt in {folder} ended before its ranks started")
-        time.sleep(POLL_SECONDS)
-    first = Rendezvous.model_validate(told)
+    first = Rendezvous.wait(folder)
     os.environ |= first.environment
-    become_torchrun(folder, joined(first.gang, index), first.program, _num_cpus())
-
-
-def _num_cpus() -> int:
-    """Return the CPUs of this pod: the Job states them as its number of threads."""
-    return int(os.environ.get("OMP_NUM_THREADS", "1"))
+    become_torchrun(folder, joined(first.gang, index), first.program, num_cpus(os.environ))
 
 
 def main(arguments: Sequence[str]) -> None:

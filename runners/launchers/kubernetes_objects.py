@@ -51,6 +51,7 @@ class PodJob(NamedTuple):
     phase: Phase
     detail: str = ""
     nodes: str = ""
+    end_words: str = ""  # what the cluster says of the end of its pod
 
     @property
     def name(self) -> str:
@@ -173,12 +174,15 @@ def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> PodJo
     metadata, status = job["metadata"], job.get("status") or {}
     nodes = sorted({pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")})
     where = ", ".join(nodes)
+    said = next(
+        (words for tell in (_end_words, _deletion) for words in map(tell, pods) if words), ""
+    )
     state = _ended(metadata, status, pods)
     if state:
-        return PodJob(metadata["name"], state, Phase.ENDED, nodes=where)
+        return PodJob(metadata["name"], state, Phase.ENDED, nodes=where, end_words=said)
     if any(_phase(pod) in {"Running", "Failed", "Succeeded"} for pod in pods):
-        return PodJob(metadata["name"], "Running", Phase.ACTIVE, nodes=where)
-    words = shortened(_waits_for(job, pods), DETAIL_CHARACTERS)
+        return PodJob(metadata["name"], "Running", Phase.ACTIVE, nodes=where, end_words=said)
+    words = shortened(waits_for(job, pods), DETAIL_CHARACTERS)
     return PodJob(metadata["name"], "Pending", Phase.WAITING, words, where)
 
 
@@ -219,7 +223,37 @@ def _pod_reason(pod: Mapping[str, Any]) -> str:
     return next((each for each in named if each in REASONS), "")
 
 
-def _waits_for(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
+def _end_words(pod: Mapping[str, Any]) -> str:
+    """Return why the cluster ends or ended a pod, or "" if it says nothing of it.
+
+    ``DisruptionTarget`` is set before the pod's processes get SIGTERM:
+    https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
+    """
+    status = pod.get("status") or {}
+    disrupted = _conditions(status).get("DisruptionTarget")
+    for each in filter(None, (disrupted, status)):
+        if reason := str(each.get("reason") or ""):
+            message = f": {each['message']}" if each.get("message") else ""
+            return shortened(f"{_place(pod)}: {reason}{message}", DETAIL_CHARACTERS)
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if (reason := str(ended.get("reason") or "")) in REASONS:
+            return f"{_place(pod)}: {reason}"
+    return ""
+
+
+def _deletion(pod: Mapping[str, Any]) -> str:
+    """Return that a pod was deleted, by whomever: with its Job, or by a person."""
+    is_deleted = (pod.get("metadata") or {}).get("deletionTimestamp")
+    return f"{_place(pod)}: deleted" if is_deleted else ""
+
+
+def _place(pod: Mapping[str, Any]) -> str:
+    name = (pod.get("metadata") or {}).get("name", "")
+    return f"pod {name} on {pod['spec'].get('nodeName') or 'no node'}"
+
+
+def waits_for(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
     """Return why no pod of a Job runs yet, in the cluster's words."""
     if (job.get("spec") or {}).get("suspend"):
         return "suspended until its queue admits it"

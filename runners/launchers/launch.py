@@ -13,8 +13,9 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
+from runners.hub.object_store import S3
 from runners.hub.settings import PASSED as PASSED_TO_HUB
-from runners.hub.settings import TOKENS
+from runners.hub.settings import SOURCES
 from runners.jobspec import (
     ArtefactModel,
     DataParallel,
@@ -31,17 +32,24 @@ from runners.jobspec import (
     TrainData,
     TrainSpec,
 )
+from runners.jobspec.base import is_store_url, store_fault
 from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
 from runners.jobspec.kinds import KINDS
 from runners.jobspec.objectives import OWN_TRAINER, TRL, TRL_ENVIRONMENT
-from runners.jobspec.references import Reference, hub_references, with_references
+from runners.jobspec.references import (
+    Reference,
+    hub_references,
+    store_references,
+    with_references,
+)
 from runners.jobspec.trackers import TRACKERS
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
 from runners.shared.environment import NETWORK, TRACKER_VARIABLE
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
+from runners.shared.object_stores import ObjectStore, store_of
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs, supervisor
 
@@ -56,7 +64,7 @@ from runners.supervision import child, procfs, supervisor
 
 FETCH = "runners.jobs.fetch"  # downloads models, then execs the job
 IN_ENVIRONMENT = "runners.jobs.in_environment"  # builds what is missing, then execs the job
-HUB_VARIABLES = (*PASSED_TO_HUB, *TOKENS)
+HUB_VARIABLES = (*PASSED_TO_HUB, *(each.token_name for each in SOURCES.values()))
 OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}  # libraries download nothing
 MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
 SHORTEST_LAST_CALL_SECONDS = 5
@@ -292,11 +300,15 @@ def _named(spec: JobSpec) -> dict[str, object]:
 def inherited_variables(spec: JobSpec) -> list[str]:
     """Return the names of variables that a job inherits, and drops before its program starts.
 
-    They are pip's if it may build an environment, the hub's if it may download something, and
+    They are pip's if it may build an environment, as for an object store's library, the hub's if
+    it may download something, the host's own key of stores if it names an address of one, and
     those of the network if its tracker may write to a server.
     """
-    pip = pip_variables() if environments_of(spec) != [MAIN] else ()
-    return sorted({*pip, *(HUB_VARIABLES if _asks_hub(spec) else ()), *_of_tracker(spec)})
+    builds = environments_of(spec) != [MAIN] or store_references(spec)
+    pip = pip_variables() if builds else ()
+    hub = HUB_VARIABLES if _asks_hub(spec) else ()
+    of_store = S3.secrets if store_references(spec) else ()
+    return sorted({*pip, *hub, *of_store, *_of_tracker(spec)})
 
 
 def _of_tracker(spec: JobSpec) -> list[str]:
@@ -312,16 +324,21 @@ def tracker_env(spec: JobSpec) -> dict[str, str]:
 
 
 def _asks_hub(spec: JobSpec) -> bool:
-    return isinstance(spec, PublishSpec) or bool(hub_references(spec))
+    return isinstance(spec, PublishSpec) or downloads(spec)
+
+
+def downloads(spec: JobSpec) -> bool:
+    """Return whether a job first downloads something that its spec names."""
+    return bool(hub_references(spec) or store_references(spec))
 
 
 def after_download(
     spec: JobSpec, folder: Path, argv: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a command that first downloads what a spec names by repository, and its variables."""
+    """Return a command that first downloads what a spec names elsewhere, and its variables."""
     if isinstance(spec, PublishSpec):
         return argv, dict.fromkeys(OFFLINE, "0")
-    if not hub_references(spec):
+    if not downloads(spec):
         return argv, {}
     return [sys.executable, "-m", FETCH, str(folder), *argv], dict.fromkeys(OFFLINE, "0")
 
@@ -386,18 +403,23 @@ def gang_command(
 
 
 def confine(
-    spec: JobSpec, roots: Sequence[Path], attempts_dir: Path, reward_roots: Sequence[Path] = ()
+    spec: JobSpec,
+    roots: Sequence[Path],
+    attempts_dir: Path,
+    reward_roots: Sequence[Path] = (),
+    stores: Sequence[ObjectStore] = (),
 ) -> JobSpec:
     """Return the spec with its paths resolved and checked to be below a root.
 
     Files of reward functions are code: they lie below roots of their own, which no job writes.
+    Addresses of object stores are below a prefix of the host's ``stores``.
 
     Raises:
         LaunchRefusedError: a path is outside of every root, or does not exist.
     """
     if isinstance(spec, DrillSpec | ProveSpec):
         return spec
-    spec = with_references(spec, lambda model: confine_model(model, roots, attempts_dir))
+    spec = with_references(spec, lambda model: confine_model(model, roots, attempts_dir, stores))
     updates: dict[str, object] = {}
     if isinstance(spec, TrainSpec):
         updates["data"] = _confine_data(spec.data, roots)
@@ -422,6 +444,8 @@ def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
         LaunchRefusedError: a path is outside of every root.
     """
     if isinstance(data, FileData):
+        if is_store_url(data.path):
+            return data
         return data.model_copy(update={"path": str(_path_below(data.path, roots))})
     if not isinstance(data, MixedData):
         return data
@@ -431,12 +455,21 @@ def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
     return data.model_copy(update={"parts": tuple(parts)})
 
 
-def confine_model(model: Reference, roots: Sequence[Path], attempts_dir: Path) -> Reference:
+def confine_model(
+    model: Reference,
+    roots: Sequence[Path],
+    attempts_dir: Path,
+    stores: Sequence[ObjectStore] = (),
+) -> Reference:
     """Return the reference with its folder resolved and checked to be below a root.
 
     Raises:
-        LaunchRefusedError: the folder is outside of every root, or does not exist.
+        LaunchRefusedError: the folder is outside of every root, or does not exist; an address is
+            below no prefix of the stores.
     """
+    if isinstance(model, FolderModel | FileData) and is_store_url(model.path):
+        refuse_unlisted_store(model.path, stores)
+        return model
     if isinstance(model, FolderModel):
         return FolderModel(path=str(_resolve_below(model.path, roots)))
     if isinstance(model, ArtefactModel):
@@ -444,6 +477,23 @@ def confine_model(model: Reference, roots: Sequence[Path], attempts_dir: Path) -
             _refuse_unsafe_name(part)
         _require_folder(attempts_dir / model.attempt_id / "output" / model.name)
     return model
+
+
+def refuse_unlisted_store(url: str, stores: Sequence[ObjectStore]) -> None:
+    """Raise if an address is below no prefix that the host's operator lists.
+
+    Raises:
+        LaunchRefusedError: the message names the prefixes and the way out.
+    """
+    _refuse_no_address(url)
+    if store_of(url, stores) is None:
+        listed = ", ".join(each.prefix for each in stores) or "none"
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"{url} is below none of this host's object stores ({listed}); let its operator add "
+            'its prefix to "object_stores" in config.json, as {"prefix": "s3://BUCKET/PREFIX"}, '
+            "or copy it to a folder of the host",
+        )
 
 
 def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
@@ -478,6 +528,11 @@ def refuse_unlisted_tracker(spec: JobSpec, addresses: Sequence[str]) -> None:
         )
 
 
+def _refuse_no_address(path: str) -> None:
+    if fault := store_fault(path):
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, fault)
+
+
 def _resolve_below(text: str, roots: Sequence[Path], what: str = "model folder") -> Path:
     path = _path_below(text, roots)
     _require_folder(path, what)
@@ -494,6 +549,7 @@ REWARDS = _Roots("reward", "reward_roots")
 
 
 def _path_below(text: str, roots: Sequence[Path], kind: _Roots = MODELS) -> Path:
+    _refuse_no_address(text)
     if "\0" in text or not roots:
         raise LaunchRefusedError(
             Reason.PREFLIGHT_FAILED,

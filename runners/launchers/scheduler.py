@@ -1,4 +1,4 @@
-"""Launches attempts through a scheduler that owns the machines: Slurm, Kubernetes.
+"""Launches attempts through a scheduler that owns the machines: Slurm, Kubernetes, Ray.
 
 The supervisor is the scheduler's job, on a node that shares our folder. The folder remains the
 record of the attempt; the scheduler is only queried whether the job still exists, and an
@@ -8,6 +8,7 @@ between submitting and storing the job's id finds the job and does not resubmit 
 
 import logging
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from runners.jobspec import JobSpec, TrainSpec
 from runners.jobspec.base import SCHEDULER_OPTIONS, SchedulerKind
+from runners.launchers import agent_end
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError, UnrecordedEnd
 from runners.shared.messages import RunRequest
@@ -94,6 +96,10 @@ class ScheduledJob(Protocol):
     @property
     def phase(self) -> Phase:
         """Return its phase."""
+
+    @property
+    def end_words(self) -> str:
+        """Return what the scheduler says of why it ends or ended, beyond its state, or ""."""
 
 
 class SchedulerConfig(Protocol):
@@ -197,12 +203,27 @@ class SchedulerLauncher(ABC):
         """Return the name of an attempt's job."""
         return f"{PREFIX}{folder.attempt_id}"
 
+    def explain_kill(self) -> list[str]:
+        """Return the program that says where the job ran who ended it from outside.
+
+        It runs in the attempt's folder. This one asks the agent, which has ``end_words``; none
+        for a scheduler that has them only of a job that has ended.
+        """
+        return [sys.executable, "-S", "-E", agent_end.__file__]
+
     # Polling
 
     def refresh(self, folders: Sequence[AttemptFolder]) -> None:
         """Query the scheduler if due, and perform pending submissions and cancellations."""
         open_ones = [folder for folder in folders if _is_open(folder)]
+        if any(_asks_for_its_end(folder) for folder in open_ones):
+            self._next_poll = 0.0
         if not open_ones or self._clock() < self._next_poll or not self._query():
+            return
+        try:
+            self.send_together([each for each in open_ones if self._ticket(each) is None])
+        except SchedulerUnreachableError as error:
+            self._record_unreachable(error)
             return
         for folder in open_ones:
             try:
@@ -212,6 +233,7 @@ class SchedulerLauncher(ABC):
                     self._gone_since.setdefault(folder.attempt_id, self._clock())
                 elif (folder.path / child.STOP).exists():
                     self.stop(folder)
+                self._report_end(folder)
             except LaunchRefusedError as refusal:
                 folder.settle(refusal.reason, str(refusal))
             except SchedulerUnreachableError as error:
@@ -237,6 +259,16 @@ class SchedulerLauncher(ABC):
 
     def _job(self, folder: AttemptFolder) -> ScheduledJob | None:
         return (self._jobs or {}).get(self.job_name(folder))
+
+    def _report_end(self, folder: AttemptFolder) -> None:
+        """Write why the scheduler ends a job where it is asked, or as soon as it says so."""
+        job = self._job(folder)
+        said = job.end_words if job else ""
+        if said and not agent_end.read_answer(folder.path):
+            words = f"{self.title} ended job {job.job_id if job else ''}: {said}"
+            child.write_json(folder.path / agent_end.TOLD, {"said": words})
+        elif _asks_for_its_end(folder):
+            child.write_json(folder.path / agent_end.TOLD, {"said": ""})
 
     # Submitting
 
@@ -274,7 +306,10 @@ class SchedulerLauncher(ABC):
         return [python, "-m", *nodes, *program], {}
 
     def adapt(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document with a time limit below the scheduler's and its variables."""
+        """Return the document with a time limit below the scheduler's and its variables.
+
+        It also has the program that says who ended the job.
+        """
         latest_end = self.limit_minutes(document) * 60 - SCHEDULER_END_MARGIN_SECONDS
         requested = document.get("max_duration_seconds")
         shortest = latest_end if requested is None else min(float(requested), latest_end)
@@ -282,6 +317,7 @@ class SchedulerLauncher(ABC):
             **document,
             "max_duration_seconds": shortest,
             "inherit": [*document.get("inherit", ()), *self.inherited(document)],
+            "explain_kill": self.explain_kill(),
         }
 
     def limit_minutes(self, document: Mapping[str, Any]) -> int:
@@ -298,6 +334,13 @@ class SchedulerLauncher(ABC):
             self._send(folder)
         except SchedulerUnreachableError as error:
             self._record_unreachable(error)
+
+    def send_together(self, folders: Sequence[AttemptFolder]) -> None:  # noqa: B027 - optional
+        """Submit at once what of the attempts that are not submitted yet may go together.
+
+        Raises:
+            SchedulerUnreachableError: the scheduler does not answer.
+        """
 
     def _send(self, folder: AttemptFolder) -> None:
         """Submit the job, or adopt the existing job of this name."""
@@ -379,7 +422,8 @@ class SchedulerLauncher(ABC):
                 f"{self.title} has no record of job {ticket['job_id']}",
             )
         where = f" on {job.nodes}" if job.nodes else ""
-        sentence = f"{self.title} job {job.job_id} ended{where} as {job.state}"
+        words = f": {job.end_words}" if job.end_words else ""
+        sentence = f"{self.title} job {job.job_id} ended{where} as {job.state}{words}"
         reason = self.REASONS.get(job.state, LOST_REASONS[verdict])
         is_ours = ordered_reason is not None and reason in (
             Reason.KILLED_EXTERNALLY,
@@ -439,6 +483,12 @@ def limit_minutes(seconds: float | None, most_minutes: int) -> int:
         return max(LEAST_LIMIT_MINUTES, most_minutes)
     minutes = math.ceil((float(seconds) + SCHEDULER_END_MARGIN_SECONDS) / 60) + 1
     return max(LEAST_LIMIT_MINUTES, min(minutes, most_minutes))
+
+
+def _asks_for_its_end(folder: AttemptFolder) -> bool:
+    """Return whether an attempt's supervisor waits to hear who ended its job."""
+    is_asking = (folder.path / agent_end.ASKED).exists()
+    return is_asking and agent_end.read_answer(folder.path) is None
 
 
 def _is_open(folder: AttemptFolder) -> bool:

@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runners.launchers.scheduler import Phase, SchedulerError, SchedulerUnreachableError
+from runners.launchers.scheduler import PREFIX, Phase, SchedulerError, SchedulerUnreachableError
+from runners.launchers.slurm_arrays import indices
 from runners.launchers.slurm_end import ENDED, read_fields
 from runners.shared.log_text import last_line, lines_of, shortened
 
 TIMEOUT_SECONDS = 20.0
 MESSAGE_CHARACTERS = 500
 NUM_FIELDS = 5  # of squeue's and sacct's output
+# The second is the most bytes of a list of an array's tasks (64 unless stated), 0: no limit.
+# https://slurm.schedmd.com/squeue.html#OPT_SLURM_BITSTR_LEN
+OWN = {"LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "USER")
 # Messages of an unreachable controller: the command is retried later.
 UNREACHABLE_MESSAGES = (
@@ -49,6 +53,7 @@ class SlurmJob(NamedTuple):
     detail: str = ""  # pending reason, or exit code
     name: str = ""
     nodes: str = ""
+    end_words: str = ""  # Slurm has none beyond the state
 
     @property
     def phase(self) -> Phase:
@@ -86,7 +91,7 @@ def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
             text=True,
             errors="replace",
             timeout=TIMEOUT_SECONDS,
-            env=env | {"LC_ALL": "C"},
+            env=env | OWN,
             cwd=cwd,
             check=False,
         )
@@ -172,11 +177,23 @@ def queue() -> list[SlurmJob]:
     name = getpass.getuser()
     asked = ("--states=all", f"--user={name}")
     if document := _json("squeue", *asked):
-        own = read_json_queue(document, name)
-        if len(own) < len(document.get("jobs", ())):  # too much to ask for every few seconds
-            _without_json.add("squeue")
-        return own
-    return read_queue(run("squeue", "--noheader", *asked, "--format=%i|%T|%r|%N|%j"))
+        if any(job.get("user_name", name) != name for job in document.get("jobs", ())):
+            _without_json.add("squeue")  # too much to ask for every few seconds
+        return read_json_queue(document, name)
+    return read_queue(run("squeue", "--noheader", "--array", *asked, "--format=%i|%T|%r|%N|%j"))
+
+
+def everybodys_queue() -> dict[str, Any]:
+    """Return ``squeue --json``: the jobs that this user sees, also of others.
+
+    Raises:
+        SlurmError: there is no answer, or this release has no JSON.
+    """
+    try:
+        found = json.loads(run("squeue", "--json"))
+    except ValueError:
+        raise SlurmError("squeue --json printed no JSON") from None
+    return found if isinstance(found, dict) else {}
 
 
 _without_json: set[str] = set()  # programs of the installed release
@@ -202,21 +219,34 @@ def _json(program: str, *arguments: str) -> dict[str, Any] | None:
 
 
 def read_json_queue(document: Mapping[str, Any], user: str) -> list[SlurmJob]:
-    """Return a user's jobs of ``squeue --json``, which lists everybody's before Slurm 23.02.
+    """Return our jobs of ``squeue --json``, which lists everybody's before Slurm 23.02.
 
     Later releases write a state as a list of its flags, and numbers with whether they are set.
+    Tasks of an array that wait share one record.
     """
     return [
         SlurmJob(
-            str(_plain_number(job["job_id"])),
-            _first(job["job_state"]),
-            _plain(str(job.get("state_reason") or "")),
+            job_id,
+            state_of(job["job_state"]),
+            plain(str(job.get("state_reason") or "")),
             str(job.get("name") or ""),
             str(job.get("nodes") or ""),
         )
         for job in document.get("jobs", ())
-        if job.get("user_name", user) == user
+        if job.get("user_name", user) == user and str(job.get("name") or "").startswith(PREFIX)
+        for job_id in job_ids(job)
     ]
+
+
+def job_ids(job: Mapping[str, Any]) -> list[str]:
+    """Return a job's id; of an array's tasks, such as ``17_3``, all that the record is of."""
+    array = plain_number(job.get("array_job_id"))
+    if not array:
+        return [str(plain_number(job["job_id"]))]
+    waiting = list(indices(str(job.get("array_task_string") or "")))
+    own = plain_number(job.get("array_task_id"))
+    tasks: Sequence[object] = waiting or ([] if own is None else [own])
+    return [f"{array}_{task}" for task in tasks]
 
 
 def read_json_accounting(document: Mapping[str, Any]) -> SlurmJob | None:
@@ -225,23 +255,23 @@ def read_json_accounting(document: Mapping[str, Any]) -> SlurmJob | None:
     if (job := jobs[-1]) is None:
         return None
     code = job.get("exit_code") or {}
-    returned = _plain_number(code.get("return_code") or 0)
-    signalled = _plain_number((code.get("signal") or {}).get("signal_id") or 0)
+    returned = plain_number(code.get("return_code") or 0)
+    signalled = plain_number((code.get("signal") or {}).get("signal_id") or 0)
     return SlurmJob(
-        str(_plain_number(job["job_id"])),
-        _first((job.get("state") or {}).get("current")),
+        str(plain_number(job["job_id"])),
+        state_of((job.get("state") or {}).get("current")),
         f"{returned or 0}:{signalled or 0}",
         str(job.get("name") or ""),
-        _plain(str(job.get("nodes") or "")),
+        plain(str(job.get("nodes") or "")),
     )
 
 
-def _first(state: object) -> str:
+def state_of(state: object) -> str:
     """Return a state, or the first of its flags."""
     return str(state[0] if isinstance(state, list) and state else state or "")
 
 
-def _plain_number(value: object) -> object:
+def plain_number(value: object) -> object:
     """Return a number; later releases write ``{"set": ..., "infinite": ..., "number": ...}``."""
     return value.get("number") if isinstance(value, dict) else value
 
@@ -250,14 +280,15 @@ def read_queue(text: str) -> list[SlurmJob]:
     """Return the jobs of squeue's output; malformed lines are skipped."""
     fields = [line.strip().split("|", NUM_FIELDS - 1) for line in text.splitlines()]
     return [
-        SlurmJob(job_id, state, _plain(reason), name, nodes)
+        SlurmJob(job_id, state, plain(reason), name, nodes)
         for job_id, state, reason, nodes, name in (
             each for each in fields if len(each) == NUM_FIELDS
         )
     ]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return one of Slurm's words, "" for its words for none."""
     return "" if text.strip("()") in {"", "None", "null"} else text.strip("()")
 
 
@@ -296,7 +327,7 @@ def read_accounting(text: str) -> SlurmJob | None:
     if not rows:
         return None
     job_id, state, exit_code, nodes, name = rows[-1]
-    return SlurmJob(job_id, state.split()[0].rstrip("+"), exit_code, name, _plain(nodes))
+    return SlurmJob(job_id, state.split()[0].rstrip("+"), exit_code, name, plain(nodes))
 
 
 def read_control(text: str) -> SlurmJob | None:
@@ -309,7 +340,7 @@ def read_control(text: str) -> SlurmJob | None:
         fields["JobState"],
         fields.get("ExitCode", ""),
         fields.get("JobName", ""),
-        _plain(fields.get("NodeList", "")),
+        plain(fields.get("NodeList", "")),
     )
 
 
@@ -328,7 +359,7 @@ def read_partitions(text: str) -> list[Partition]:
     return [
         Partition(
             name, state == "up", limit, int(nodes), cpus.rstrip("+"), memory.rstrip("+"),
-            _plain(gres),
+            plain(gres),
         )
         for name, state, limit, nodes, cpus, memory, gres in rows
         if nodes.isdigit()

@@ -1,10 +1,19 @@
 """What a host reports of its Slurm cluster: partitions, limits, accounts, QOS, reservations."""
 
 import getpass
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from runners.launchers.other_jobs import slurm_jobs
 from runners.launchers.scheduler import read_or_note
-from runners.launchers.slurm_commands import Partition, SlurmError, partitions, run, version
+from runners.launchers.slurm_commands import (
+    Partition,
+    SlurmError,
+    everybodys_queue,
+    partitions,
+    run,
+    version,
+)
 from runners.launchers.slurm_end import read_fields
 from runners.shared.facts import AccountFacts, PartitionFacts, ReservationFacts, SchedulerFacts
 from runners.shared.slurm import SlurmConfig
@@ -36,7 +45,9 @@ def scheduler_facts(config: SlurmConfig) -> SchedulerFacts:
         "reservations": tuple(read_or_note(unread, "reservations", reservations) or ())[:MOST],
         "accounts": tuple(read_or_note(unread, "accounts", accounts) or ())[:MOST],
     }
-    return facts.model_copy(update={**found, "unread": tuple(unread)})
+    queue = read_or_note(unread, "jobs of others", everybodys_queue) or {}
+    others = slurm_jobs(queue, time.time())
+    return facts.model_copy(update={**found, **others, "unread": tuple(unread)})
 
 
 def _partition(each: Partition, limits: Mapping[str, Mapping[str, str]]) -> PartitionFacts:

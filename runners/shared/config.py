@@ -21,6 +21,8 @@ from pydantic import (
 from runners.jobspec.base import IpAddress, Port, SchedulerKind
 from runners.shared.environment import creation_error
 from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.object_stores import ObjectStore
+from runners.shared.ray import RayConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
 from runners.shared.slurm import SlurmConfig
 from runners.shared.timing import LONGEST_BEAT_SECONDS
@@ -67,7 +69,7 @@ class Credential(BaseModel):
         return with_user(self.redis_url, user, self.redis_secret)
 
 
-SchedulerSettings = SlurmConfig | KubernetesConfig
+SchedulerSettings = SlurmConfig | KubernetesConfig | RayConfig
 OwnPath = Annotated[Path, AfterValidator(Path.expanduser)]  # ``~`` is the agent's home
 
 
@@ -79,6 +81,7 @@ class HostConfig(BaseModel):
     model_roots: tuple[OwnPath, ...] = ()  # folders with models that jobs may read
     reward_roots: tuple[OwnPath, ...] = ()  # further folders with files of reward functions
     tracker_urls: tuple[str, ...] = ()  # tracking servers to which jobs may send a team's secret
+    object_stores: tuple[ObjectStore, ...] = ()  # of which jobs may read models and data
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
     job_memory_bytes: PositiveInt | None = None  # limit per process of a job
@@ -90,6 +93,7 @@ class HostConfig(BaseModel):
     last_gang_port: Port = 29499
     slurm: SlurmConfig | None = None  # if set, jobs run on Slurm's nodes
     kubernetes: KubernetesConfig | None = None  # if set, jobs run in a cluster's pods
+    ray: RayConfig | None = None  # if set, jobs run on a Ray cluster's nodes
 
     @model_validator(mode="after")
     def _is_of_one_scheduler(self) -> Self:

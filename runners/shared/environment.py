@@ -5,7 +5,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,11 @@ PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 # What a program that reaches another machine needs. A job's own program gets none of them: of the
 # programs before it, each leaves them to the next one that needs them.
 NETWORK = (*PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR")
+# Files and folders that an agent reads of its environment.
+PATHS = (
+    *AUTHORITIES, "SSL_CERT_DIR", "SLIPWAY_REDIS_CA", "SLIPWAY_POWERCAP_DIR", "HF_HOME",
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",
+)  # fmt: skip
 NOT_USED = "it is not used"
 # Names of variables that the programs before a job's own leave in place: for its tracker alone,
 # which reaches a server; the job's own program takes them out again.
@@ -58,21 +63,25 @@ def _folder_lines(variables: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def service_lines(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines of a systemd unit that pass certificates and proxies on to a service.
+def service_lines(
+    variables: Mapping[str, str], others: Sequence[str] = (), secrets: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield lines of a systemd unit that pass on to a service what it reads of its environment.
 
-    A unit can be read by every user, so a proxy with a password is only named.
+    They are certificates, proxies, Slipway's own and ``others``. A unit can be read by every user,
+    so ``secrets``, and an address with a password, are only named.
     """
-    files = (*CERTIFICATES, "SLIPWAY_REDIS_CA")
-    for name in (*files, *PROXIES, *map(str.lower, PROXIES)):
+    usual = (*PATHS, *PROXIES, *map(str.lower, PROXIES), "SLIPWAY_TIME_SCALE")
+    for name in dict.fromkeys((*usual, *others, *secrets)):
         value = variables.get(name, "").strip()
         if not value:
             continue
-        if name in files:
-            value = str(Path(value).expanduser().absolute())
-        elif "@" in value:
-            yield f"# {name} holds a password, which others could read here: EnvironmentFile=…\n"
+        if name in secrets or ("@" in value and name not in PATHS):
+            what = "a secret" if name in secrets else "a password"
+            yield f"# {name} holds {what}, which others could read here: EnvironmentFile=…\n"
             continue
+        if name in PATHS:
+            value = str(Path(value).expanduser().absolute())
         plain = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
         yield f'Environment="{name}={plain}"\n'
 

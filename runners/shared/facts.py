@@ -1,7 +1,6 @@
 """What a host reports of itself: inventory, scheduler, micro-benchmark results."""
 
 import ipaddress
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from runners.jobspec.base import (
     Watts,
     truncate,
 )
+from runners.shared.schedulers import SCHEDULER_TERMS, gpus_of_gres
 
 # Facts about the scheduler to which a host submits its jobs.
 
@@ -29,25 +29,12 @@ from runners.jobspec.base import (
 MAX_JOBS = 256  # in the scheduler at once; the server stores one device per job
 
 
-def gpus_of_gres(gres: str) -> int:
-    """Return how many GPUs a list of generic resources names.
-
-    >>> gpus_of_gres("tmpdisk:9,gpu:h100:4(S:0-1),gpu:2"), gpus_of_gres("gpu"), gpus_of_gres("")
-    (6, 1, 0)
-    """
-    plain = re.sub(r"\([^)]*\)", "", gres)  # which sockets they are on
-    named = [each.split(":") for each in plain.split(",")]
-    return sum(
-        int(words[-1]) if words[-1].isdigit() else 1 for words in named if words[0] == "gpu"
-    )
-
-
 class PartitionFacts(Message):
     """One partition of a cluster, or one kind of node in it."""
 
-    name: str
+    name: str  # "": Ray's nodes without an accelerator type
     is_up: bool
-    # As Slurm writes it: days-hours:minutes:seconds, or infinite; "" in Kubernetes.
+    # As Slurm writes it: days-hours:minutes:seconds, or infinite; "" in Kubernetes and Ray.
     time_limit: str
     nodes: NonNegativeInt
     cpus_per_node: str = ""
@@ -83,11 +70,31 @@ class AccountFacts(Message):
     qos: tuple[Name, ...] = Field(default=(), max_length=256)
 
 
+MOST_OTHER_JOBS = 100  # that a host reports
+
+
+class OtherJobFacts(Message):
+    """A job that somebody else gave to the scheduler: Slipway reads it, and never ends it."""
+
+    job_id: Name  # such as 17, 17_3 and 17_[4-9] of an array, or a pod's name
+    name: Name = ""
+    user: Name = ""  # or what owns a pod, such as Job/train
+    state: Name  # the scheduler's own word
+    detail: Sentence = ""  # why it waits
+    place: Name = ""  # its partition, or a pod's namespace
+    nodes: Sentence = ""  # as the scheduler writes them; "" before it runs
+    num_nodes: NonNegativeInt | None = None
+    devices: NonNegativeInt | None = None  # GPUs that it has or asks for; None: not told
+    elapsed_seconds: NonNegativeInt | None = None  # when it was read; None: it does not run
+    time_limit_seconds: NonNegativeInt | None = None  # None: there is none, or it is not told
+
+
 class SchedulerFacts(Message):
     """The scheduler of a host, its partitions and the options of the host's jobs.
 
     Without accounting Slurm names no accounts; ``unread`` then says which facts are missing, and
-    why. Kubernetes' partitions are its kinds of nodes.
+    why. Kubernetes' and Ray's partitions are their kinds of nodes; of Ray's one is up on which a
+    job fits.
     """
 
     kind: SchedulerKind = "slurm"
@@ -102,42 +109,41 @@ class SchedulerFacts(Message):
     unread: tuple[Sentence, ...] = Field(default=(), max_length=16)
     queues: tuple[Name, ...] = Field(default=(), max_length=256)  # of Kueue, that take jobs
     priority_classes: tuple[Name, ...] = Field(default=(), max_length=256)  # of pods
+    # What the agent's user sees of others; those that run come first.
+    other_jobs: tuple[OtherJobFacts, ...] = Field(default=(), max_length=MOST_OTHER_JOBS)
+    num_other_jobs: NonNegativeInt = 0  # also those not in the list; of an array each task
+    autoscaling: bool = False  # it adds nodes by itself, also of kinds that it has none of now
 
     @property
     def title(self) -> str:
         """Return the scheduler's name."""
-        return self.kind.title()
+        return SCHEDULER_TERMS[self.kind].title
 
     @property
     def gpus_per_node(self) -> int:
         """Return how many GPUs the options give a job on a node; 0: they do not say."""
-        if self.kind == "slurm":
-            return gpus_of_gres(self.options.get("gres", ""))
-        # An extended resource has a domain in its name, and no other option has. An agent may
-        # report any text, and one that is no number says nothing.
-        told = [value for name, value in self.options.items() if "/" in name]
-        return sum(int(value) for value in told if re.fullmatch(r"[0-9]{1,6}", value))
+        return SCHEDULER_TERMS[self.kind].gpus_per_node(self.options)
 
     @property
     def offered(self) -> dict[SchedulerOption, tuple[str, ...] | None]:
         """Return the options that a launch may state, with their values; None: any value.
 
-        Slurm itself checks what it did not tell, by the agent's user. Kubernetes does not: a Job
-        waits forever in a queue that is not there, and every class is free to every account. So
-        there a launch has only what the agent may list.
+        Where the scheduler does not check what it did not list, a launch has only what the agent
+        may list; of a cluster that adds nodes, any kind of them.
         """
         qos = [name for each in self.accounts for name in each.qos]
         told: dict[SchedulerOption, Sequence[str]] = {
             "account": [each.name for each in self.accounts],
-            "partition": [each.name for each in self.partitions if each.is_up],
+            "partition": [each.name for each in self.partitions if each.is_up and each.name],
             "qos": qos,
             "reservation": [each.name for each in self.reservations],
             "queue": self.queues,
             "priority_class": self.priority_classes,
         }
         values = {name: tuple(dict.fromkeys(told[name])) for name in SCHEDULER_OPTIONS[self.kind]}
-        checks_itself = self.kind == "slurm"
-        return {name: found or (None if checks_itself else ()) for name, found in values.items()}
+        unlisted = None if SCHEDULER_TERMS[self.kind].checks_values else ()
+        offered = {name: found or unlisted for name, found in values.items()}
+        return {**offered, "partition": None} if self.autoscaling else offered
 
 
 # Limited to the lengths of the database columns; longer values are truncated, not rejected,
@@ -282,6 +288,9 @@ BEFORE_VENDORS: dict[str, Any] = {
         "unread": True,
         "queues": True,
         "priority_classes": True,
+        "other_jobs": True,
+        "num_other_jobs": True,
+        "autoscaling": True,
         "partitions": {"__all__": {"is_default", "max_nodes", "accounts", "qos"}},
     },
     "rocm_version": True,

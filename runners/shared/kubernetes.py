@@ -126,7 +126,7 @@ def read(options: argparse.Namespace, folder: Path) -> KubernetesConfig | None:
             words = ", ".join(f"--{name.replace('_', '-')}" for name in [*stated, *lists])
             raise KubernetesArgumentError(f"{words}: only for Kubernetes; add --kubernetes")
         return None
-    other = ("slurm", "partition", "account", "qos", "gres", "slurm_option")
+    other = ("slurm", "partition", "account", "qos", "gres", "slurm_option", "array_limit")
     if slurms := [name for name in other if getattr(options, name)]:
         words = ", ".join(f"--{name.replace('_', '-')}" for name in slurms)
         raise KubernetesArgumentError(f"{words}: of Slurm, which --kubernetes excludes")

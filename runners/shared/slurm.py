@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from runners.jobspec.base import SchedulerKind, SchedulerOption
-from runners.shared.facts import MAX_JOBS, gpus_of_gres
+from runners.shared.facts import MAX_JOBS
+from runners.shared.schedulers import gpus_of_gres
 
 # Options of sbatch and srun for placement, accounting and resources. None of them names a
 # program, a file or an environment, which only the agent sets.
@@ -45,6 +46,8 @@ class SlurmConfig(BaseModel):
     options: Options = Field(default_factory=dict)
     time_limit_minutes: PositiveInt = 24 * 60
     max_jobs: int = Field(default=1, ge=1, le=MAX_JOBS)  # how many may be in Slurm at once
+    # How many tasks of one array run at once, the rest waits in Slurm; None: as Slurm decides.
+    array_limit: int | None = Field(default=None, ge=1, le=MAX_JOBS)
 
     @property
     def gpus_per_node(self) -> int:
@@ -84,6 +87,10 @@ def add(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--time-limit-minutes", type=int, help="of a job; default: a day")
     group.add_argument("--max-jobs", type=int, help="how many are in Slurm at once; default: 1")
+    group.add_argument(
+        "--array-limit", type=int,
+        help="how many of the jobs that are sent as one array run at once; default: no limit",
+    )  # fmt: skip
 
 
 def read(options: argparse.Namespace) -> SlurmConfig | None:
@@ -99,7 +106,8 @@ def read(options: argparse.Namespace) -> SlurmConfig | None:
         if not equals:
             raise SlurmArgumentError(f"{OPTION} {text!r} is not of the form NAME=VALUE")
         chosen[name] = value
-    limits = {name: getattr(options, name) for name in ("time_limit_minutes", "max_jobs")}
+    names = ("time_limit_minutes", "max_jobs", "array_limit")
+    limits = {name: getattr(options, name) for name in names}
     limits = {name: value for name, value in limits.items() if value is not None}
     if not options.slurm:
         if chosen or limits:

@@ -86,6 +86,11 @@ PONG_LIFETIME_SECONDS = 60  # of an answer in Redis
 # takes it waits, so that no probe turns it down.
 LOCK_PROBE_SECONDS = 1.0
 
+# Tunnels: each end pings the other, and so notices one that is gone without a word. No scale
+# shortens them, as a loaded machine is slow to answer.
+TUNNEL_PING_SECONDS = 20.0  # between two pings
+TUNNEL_PONG_SECONDS = 20.0  # for the answer; without one, the connection is lost
+
 # Server-sent events: proxies and clients cut silent connections.
 STREAM_PING_SECONDS = 15.0
 CLIENT_SILENCE_SECONDS = 60.0  # after which the Python client gives a connection up

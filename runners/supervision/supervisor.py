@@ -46,6 +46,7 @@ from runners.supervision.procfs import InterferenceWatch, TreeSampler
 
 STARTED = 0
 STAY = "--stay"
+RUNS_AGAIN = os.EX_TEMPFAIL  # of the program that says who ended the job: it is no end
 EXIT_INTERNAL = 70
 EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
@@ -76,6 +77,7 @@ class Supervisor:
         self.watch = InterferenceWatch()
         self.last_lines = LastLines()
         self.started_at_ms: int | None = None
+        self._first_started_at_ms: int | None = None  # of an attempt that a scheduler runs again
         self.stop_reason: Reason | None = None
         self.exit_status: int | None = None
         self.peak_rss_bytes = 0
@@ -131,7 +133,10 @@ class Supervisor:
     def _announce(self, started: child.Child) -> None:
         self.started_at_ms = _now_ms()
         me, job = procfs.read_process(os.getpid()), procfs.read_process(started.process.pid)
+        before = child.read_json(self.folder / child.SUPERVISOR) or {}
+        self._first_started_at_ms = before.get("first_started_at_ms", self.started_at_ms)
         identity = {
+            "first_started_at_ms": self._first_started_at_ms,
             "pid": os.getpid(),
             "start_ticks": me.start_ticks if me else 0,
             "child_pid": started.process.pid,
@@ -189,13 +194,10 @@ class Supervisor:
                 child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         self._drain()
-        if self._is_requeued():
+        ending = self._ending(self.exit_status)
+        if self._is_requeued() or self._is_run_again(ending):
             self.spool.close()
         else:
-            ending = self._ending(self.exit_status)
-            if classify(ending) is Reason.KILLED_EXTERNALLY:
-                child.remove_secrets(self.folder)  # whoever ended it may kill this too, and soon
-                self._ask_who_ended_it()
             self._write_end(ending)
 
     def _tick(self) -> None:
@@ -210,7 +212,7 @@ class Supervisor:
         self.spool.sync()
         self._check_stop_order()
         limit = self.launch.get("max_duration_seconds")
-        ran_ms = _now_ms() - (self.started_at_ms or _now_ms())
+        ran_ms = _now_ms() - (self._first_started_at_ms or _now_ms())
         if limit is not None and self.stop_reason is None and ran_ms > limit * 1000:
             self._log(f"the limit of {limit:g} s is reached")
             self._begin_stop(Reason.MAX_DURATION, STOP_GRACE_SECONDS)
@@ -308,13 +310,26 @@ class Supervisor:
             self._take_output(name, self._maskers[name].flush())
             self._send_logs(name, events.flush(is_end=True))
 
-    def _ask_who_ended_it(self) -> None:
-        """Add what the launcher's ``explain_kill`` program prints to log and last lines."""
+    def _is_run_again(self, ending: Ending) -> bool:
+        """Return whether the scheduler that ended the job from outside will run it again."""
+        if classify(ending) is not Reason.KILLED_EXTERNALLY:
+            return False
+        if not self.launch.get("may_run_again"):
+            child.remove_secrets(self.folder)  # whoever ended it may kill this too, and soon
+        return self._ask_who_ended_it() == RUNS_AGAIN
+
+    def _ask_who_ended_it(self) -> int | None:
+        """Add what the launcher's ``explain_kill`` program prints to log and last lines.
+
+        Returns:
+            The program's exit status, or None if there is none.
+        """
         if not (argv := self.launch.get("explain_kill")):
-            return
+            return None
         try:
             done = subprocess.run(
                 argv,
+                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -324,13 +339,14 @@ class Supervisor:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             self._log(f"who ended it is not known: {error}")
-            return
-        if done.returncode:
+            return None
+        if done.returncode not in (0, RUNS_AGAIN):
             why = last_line(done.stderr) or f"exit status {done.returncode}"
             self._log(f"who ended it is not known: {why}")
         if said := done.stdout.strip():
             self._log(said)
             self.last_lines.feed(f"\n{said}\n".encode())
+        return done.returncode
 
     def _ending(self, status: int) -> Ending:
         code = os.waitstatus_to_exitcode(status)

@@ -346,15 +346,25 @@ def test_the_command_prints_the_unit_of_its_folder(host_dir, capsys):
 def test_a_service_keeps_the_certificates_and_proxies_of_the_shell_but_no_password():
     variables = {
         "SSL_CERT_FILE": "/etc/our own/100%.pem ", "no_proxy": ".lan", "HTTP_PROXY": "",
-        "HTTPS_PROXY": "http://me:secret@proxy:3128", "PATH": "/bin",
+        "HTTPS_PROXY": "http://me:secret@proxy:3128", "PATH": "/bin", "HF_HOME": "~/hf@lab",
+        "SLIPWAY_TIME_SCALE": "0.1", "SLIPWAY_POWERCAP_DIR": "/p", "HF_TOKEN": "hf_secret",
+        "HF_ENDPOINT": "https://mirror.lan/hub", "VLLM_USE_MODELSCOPE": "True",
     }  # fmt: skip
     unit = render(Path("/h"), variables=variables)
     lines = [line for line in unit.splitlines() if line.startswith("Environment=")]
-    assert lines == [
-        'Environment="SSL_CERT_FILE=/etc/our own/100%%.pem"', 'Environment="no_proxy=.lan"'
-    ]  # fmt: skip
-    assert "secret" not in unit
-    assert "# HTTPS_PROXY holds a password" in unit
+    home = Path("~").expanduser()
+    assert sorted(lines) == sorted(
+        f'Environment="{each}"'
+        for each in (
+            "SSL_CERT_FILE=/etc/our own/100%%.pem", "no_proxy=.lan", "SLIPWAY_TIME_SCALE=0.1",
+            "SLIPWAY_POWERCAP_DIR=/p", f"HF_HOME={home}/hf@lab",
+            "HF_ENDPOINT=https://mirror.lan/hub", "VLLM_USE_MODELSCOPE=True",
+        )
+    )  # fmt: skip
+    assert "me:secret" not in unit
+    assert "hf_secret" not in unit
+    for words in ("# HTTPS_PROXY holds a password", "# HF_TOKEN holds a secret"):
+        assert words in unit
 
 
 def test_systemd_finds_nothing_to_say_about_it(tmp_path):

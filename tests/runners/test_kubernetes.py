@@ -160,7 +160,13 @@ def test_a_job_is_stopped_with_its_grace_and_its_own_record(launcher, cluster, a
     child.write_json(folder.path / child.STOP, {"reason": "stopped_by_user", "grace_seconds": 5.0})
     becomes(launcher, folder, Verdict.FINISHED)
     assert folder.exit_record().reason == "stopped_by_user"
-    wait_for(lambda: verdict(launcher, folder) and not cluster.jobs)
+    # The agent deletes the Job, unless the supervisor, who reads the order too, has ended it.
+    wait_for(
+        lambda: (
+            verdict(launcher, folder)
+            and all(each.get("status", {}).get("conditions") for each in cluster.jobs.values())
+        )
+    )
 
 
 def test_a_waiting_job_says_why_and_is_taken_back(launcher, cluster, attempts):
@@ -213,6 +219,55 @@ def test_how_the_cluster_ended_a_job_becomes_a_reason(launcher, cluster, attempt
         lost = launcher.unrecorded_end(folder, Verdict.SUPERVISOR_LOST)
         assert lost.reason is reason, lost
         assert lost.explanation.startswith(f"Kubernetes job {name} ended")
+
+
+ENDS = [  # two pods' metadata and status -> the words
+    ({}, {"reason": "Evicted", "message": "The node was low on resource: memory."},
+     "pod a-1 on n1: Evicted: The node was low on resource: memory."),
+    ({}, {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler")],
+          "containerStatuses": container(terminated={"reason": "Error"})},
+     "pod a-1 on n1: PreemptionByScheduler"),
+    ({}, {"containerStatuses": container(terminated={"reason": "OOMKilled"})},
+     "pod a-1 on n1: OOMKilled"),
+    ({}, {"containerStatuses": container(terminated={"reason": "Error"})}, "pod a-0 on n1: deleted"),
+]  # fmt: skip
+
+
+def test_the_pod_that_the_cluster_ended_says_more_than_those_that_went_with_it():
+    job = {"metadata": {"name": "a"}, "spec": {}, "status": FAILED}
+    gone = {"name": "a-0", "deletionTimestamp": "now"}
+    for metadata, status, expected in ENDS:
+        pods = [{**pod("Failed"), "metadata": gone},
+                {**pod("Failed", **status), "metadata": {"name": "a-1", **metadata}}]  # fmt: skip
+        assert read_job(job, pods).end_words == expected
+    assert read_job({"metadata": {"name": "a"}, "spec": {}}, [pod("Running")]).end_words == ""
+
+
+def test_a_pod_that_is_ended_from_outside_asks_the_agent_who_did_it(
+    launcher, cluster, attempts, monkeypatch
+):
+    said = "Eviction API: evicting"
+    evicted = attempts.make(f"{attempts.first_id}-0", FOREVER)
+    untold = attempts.make(f"{attempts.first_id}-1", FOREVER)  # by a person in the pod
+    for folder in (evicted, untold):
+        document = child.read_json(folder.path / child.LAUNCH)
+        child.write_json(folder.path / child.LAUNCH, launcher.adapt(document))
+        launcher.launch(folder)
+        wait_for((folder.path / child.SUPERVISOR).exists)
+    monkeypatch.setattr(scheduler, "POLL_SECONDS", 60.0)  # the agent looks as soon as it is asked
+    launcher.refresh([evicted, untold])
+    name = launcher.job_name(evicted)
+    cluster.pods[name][0].disrupt("EvictionByEvictionAPI", said, 20.0)
+    cluster.pods[launcher.job_name(untold)][0].signal(signal.SIGTERM)
+    for folder in (evicted, untold):
+        wait_for(lambda folder=folder: launcher.refresh([evicted, untold]) or folder.exit_record())
+        assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
+    assert evicted.exit_record().last_lines[-1:] == (
+        f"Kubernetes ended job {name}: pod {name}-0 on n1: EvictionByEvictionAPI: {said}",
+    )
+    assert not untold.exit_record().last_lines
+    logged = "".join(each.read_text() for each in (untold.path / child.SPOOL).iterdir())
+    assert "who ended it is not known: the scheduler shows no reason" in logged
 
 
 REFUSALS = [(400, "unknown field"), (403, "jobs.batch is forbidden"), (404, "no namespace ml"),
@@ -346,19 +401,41 @@ def test_what_a_host_reports_of_its_cluster(cluster, tmp_path, monkeypatch):
     for text, gpus in (("8", 8), ("two", 0), ("", 0), ("9" * 5000, 0)):
         options = {"nvidia.com/gpu": text, "image": "a/b"}
         assert facts.model_copy(update={"options": options}).gpus_per_node == gpus, text[:9]
-    forbidden = [told((403, f"{each} is forbidden")) for each in ("nodes", "queues", "classes")]
+    forbidden = [told((403, f"{each} is forbidden"))
+                 for each in ("nodes", "queues", "classes", "pods")]  # fmt: skip
     cluster.answers = [(200, {"gitVersion": "v1.35"}), (200, {"items": []}), *forbidden]
     facts = scheduler_facts(config)
     assert (facts.partitions, facts.offered) == ((), {"queue": (), "priority_class": ()})
     assert facts.unread == (
         "nodes: nodes is forbidden", "queues of Kueue: queues is forbidden",
-        "priority classes: classes is forbidden",
+        "priority classes: classes is forbidden", "pods of others: pods is forbidden",
     )  # fmt: skip
     cluster.answers = [(200, {"gitVersion": "v1.35"}), told((403, "jobs.batch is forbidden"))]
     assert "forbidden" in scheduler_facts(config).problem
     (tmp_path / "half").write_text("clusters: [{name: c, cluster")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "half"))
     assert "no cluster is set up here" in scheduler_facts(config).problem
+
+
+def test_pods_of_others_are_read_and_never_touched(cluster):
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "8", "cpu": "4"}}}
+    cluster.others = [
+        {"metadata": {"name": "serve-0", "namespace": "ml",
+                      "ownerReferences": [{"kind": "StatefulSet", "name": "serve"}]},
+         "spec": {"nodeName": "n1", "containers": [gpu, {}], "activeDeadlineSeconds": 3600},
+         "status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}},
+        {"metadata": {"name": "a"}, "spec": {"containers": [gpu, gpu]}, "status": {
+            "phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+                                                "message": "Insufficient nvidia.com/gpu"}]}},
+        {"metadata": {"name": "done"}, "spec": {}, "status": {"phase": "Succeeded"}},
+    ]  # fmt: skip
+    running, waiting = scheduler_facts(KubernetesConfig.model_validate(PLAIN)).other_jobs
+    assert (running.job_id, running.user, running.nodes, running.devices) == (
+        "serve-0", "StatefulSet/serve", "n1", 8,
+    )  # fmt: skip
+    assert (running.time_limit_seconds, running.elapsed_seconds > 0) == (3600, True)
+    assert (waiting.detail, waiting.devices) == ("Insufficient nvidia.com/gpu", 16)
+    assert {each.partition(" ")[0] for each in cluster.requests} == {"GET"}
 
 
 def test_a_short_command_runs_in_a_pod(cluster, host_dir, capsys):
@@ -382,6 +459,7 @@ def read(*words: str, folder: Path = Path("/data/host")) -> KubernetesConfig | N
     for name in ("slurm", "partition", "account", "qos", "gres"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--slurm-option")
+    parser.add_argument("--array-limit")
     return kubernetes.read(parser.parse_args(words), folder)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import slurm_commands, slurm_facts, slurm_nodes
+from runners.launchers import other_jobs, slurm_commands, slurm_end, slurm_facts, slurm_nodes
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.scheduler import Phase
@@ -24,6 +24,7 @@ from runners.launchers.slurm_commands import (
     read_partitions,
     read_queue,
 )
+from runners.shared.facts import MOST_OTHER_JOBS, OtherJobFacts
 from runners.shared.messages import Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
 from runners.shared.slurm import SlurmConfig
@@ -121,6 +122,22 @@ def test_jobs_are_read_from_json_of_old_and_new_releases():
     assert read_json_accounting({"jobs": []}) is None
 
 
+def test_a_list_of_tasks_that_slurm_cut_and_arrays_of_others_hide_no_job_of_ours():
+    array = {"job_id": 5, "array_job_id": 5, "job_state": "PENDING", "user_name": "root"}
+    cut = array | {"name": "slipway-array-b", "array_task_string": "1,3,..."}
+    foreign = array | {"name": "sweep", "array_task_string": "0-199999"}
+    found = read_json_queue({"jobs": [cut, foreign, *JSON_QUEUE["jobs"]]}, "root")
+    assert [job.job_id for job in found] == ["5_1", "5_3", "1", "3"]
+
+
+def test_slurm_is_told_to_cut_no_list(tmp_path, monkeypatch):
+    path = tmp_path / "squeue"
+    path.write_text('#!/bin/sh\necho "$SLURM_BITSTR_LEN"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_commands.run("squeue") == "0\n"
+
+
 def test_a_release_without_json_or_with_everybodys_jobs_is_asked_for_lines(monkeypatch):
     for said, own in (
         (SlurmError("squeue: unrecognized option '--json'"), "lines"),
@@ -165,6 +182,7 @@ def test_limits_reservations_and_accounts_become_facts_and_what_is_not_told_says
         ("scontrol", "show", "partition"): PARTITION_LINES,
         ("scontrol", "show", "reservation"): RESERVATION,
         ("sacctmgr", "--noheader"): "lab||normal,high\ndl|gpu|\n",
+        ("squeue", "--json"): json.dumps(OTHERS),
     }
 
     def run(*words):
@@ -188,14 +206,66 @@ def test_limits_reservations_and_accounts_become_facts_and_what_is_not_told_says
         ("dl", "gpu", ()),
     ]
     assert (facts.version, facts.unread) == ("22.05.8", ())
+    assert [each.job_id for each in facts.other_jobs] == ["7", "8_[0-1]"]
+    assert facts.num_other_jobs == 3
     several = RESERVATION.replace("Nodes=vm", "Nodes=n[1-2],m3")
     assert slurm_facts.read_reservations(several)[0].nodes == "n[1-2],m3"
 
+    told["squeue", "--json"] = SlurmError("squeue: unrecognized option '--json'")
     told["sacctmgr", "--noheader"] = SlurmError("Only 'accounting_storage/slurmdbd' is supported.")
     told["scontrol", "show", "reservation"] = "No reservations in the system\n"
     facts = slurm_facts.scheduler_facts(SlurmConfig())
     assert (facts.accounts, facts.reservations, facts.problem) == ((), (), "")
-    assert facts.unread == ("accounts: Only 'accounting_storage/slurmdbd' is supported.",)
+    assert facts.unread == (
+        "accounts: Only 'accounting_storage/slurmdbd' is supported.",
+        "jobs of others: squeue: unrecognized option '--json'",
+    )
+    assert (facts.other_jobs, facts.num_other_jobs) == ((), 0)
+
+
+# As 22.05 and, in its second and last job, later releases write them.
+OTHERS = {
+    "jobs": [
+        {
+            "job_id": 7, "name": "pretrain", "user_name": "alice", "partition": "gpu",
+            "job_state": "RUNNING", "nodes": "n[1-2]", "node_count": 2, "start_time": 1000,
+            "time_limit": 90, "tres_alloc_str": "cpu=64,node=2,gres/gpu=16,gres/gpu:h100=16",
+        },
+        {
+            "job_id": {"set": True, "number": 8}, "array_job_id": {"set": True, "number": 8},
+            "array_task_string": "0-1", "name": "sweep", "user_name": "bob", "nodes": "",
+            "job_state": ["PENDING"], "state_reason": "Resources", "start_time": 9000,
+            "time_limit": {"set": False, "infinite": True, "number": 0},
+            "tres_req_str": "cpu=1,node=1", "node_count": {"set": True, "number": 1},
+        },
+        {"job_id": 9, "name": "slipway-a1", "user_name": "us", "job_state": "RUNNING"},
+        {"job_id": 10, "name": "ended", "user_name": "bob", "job_state": ["CANCELLED"]},
+    ]
+}  # fmt: skip
+
+
+def test_jobs_of_others_are_read_with_devices_elapsed_time_and_limit_and_ours_left_out():
+    running, waiting = other_jobs.slurm_jobs(OTHERS, 1600.5)["other_jobs"]
+    assert running == OtherJobFacts(
+        job_id="7", name="pretrain", user="alice", state="RUNNING", place="gpu", nodes="n[1-2]",
+        num_nodes=2, devices=16, elapsed_seconds=600, time_limit_seconds=5400,
+    )  # fmt: skip
+    assert (waiting.job_id, waiting.detail, waiting.devices) == ("8_[0-1]", "Resources", 0)
+    assert (waiting.elapsed_seconds, waiting.time_limit_seconds) == (None, None)
+    array = {"job_id": 5, "array_job_id": 5, "job_state": "PENDING", "name": "sweep"}
+    sparse = ",".join(map(str, range(1, 199, 2)))
+    tasks = ["0-999999999", "0-9:3%2", sparse]  # counted, and none of them made an object
+    arrays = [array | {"array_task_string": each} for each in tasks]
+    task = array | {"array_task_id": 4, "job_state": "RUNNING"}
+    told = other_jobs.slurm_jobs({"jobs": [*arrays, task]}, 1600.5)
+    assert told["num_other_jobs"] == 10**9 + 4 + 99 + 1
+    assert [each.job_id for each in told["other_jobs"]] == [
+        "5_4", "5_[0-999999999]", "5_[0-9:3%2]", f"5_[{sparse[:40]}...]",
+    ]  # fmt: skip
+    many = [{"job_id": each, "job_state": "PENDING"} for each in range(200)]
+    told = other_jobs.slurm_jobs({"jobs": [*many, OTHERS["jobs"][0]]}, 1600.5)
+    assert (len(told["other_jobs"]), told["num_other_jobs"]) == (MOST_OTHER_JOBS, 201)
+    assert told["other_jobs"][0] == running
 
 
 # What the programs say when they say no
@@ -236,6 +306,9 @@ def test_a_refusal_is_told_in_slurms_words_and_its_absence_says_so(tmp_path, mon
         slurm_commands.partitions()
 
 
+PREEMPTED = "PreemptTime=2026-12-01T03:25:31"
+
+
 def test_a_node_without_this_package_says_as_what_slurm_ends_its_job_or_why_it_does_not_know(
     launcher, tmp_path
 ):
@@ -243,8 +316,13 @@ def test_a_node_without_this_package_says_as_what_slurm_ends_its_job_or_why_it_d
     scontrol = tmp_path / "scontrol"
     for script, printed, warned in [
         (
-            "echo JobId=$3 JobState=COMPLETING PreemptTime=now",
+            f"echo JobId=$3 JobState=COMPLETING {PREEMPTED}",
             "Slurm ended job 7 as PREEMPTED",
+            "",
+        ),
+        (
+            f"echo JobId=$3 JobState=CANCELLED {PREEMPTED} StartTime=2026-12-01T03:27:33",
+            "Slurm ended job 7 as CANCELLED",
             "",
         ),
         ("echo JobId=$3 JobState=CANCELLED", "Slurm ended job 7 as CANCELLED", ""),
@@ -252,6 +330,11 @@ def test_a_node_without_this_package_says_as_what_slurm_ends_its_job_or_why_it_d
             "echo JobId=$3 JobState=RUNNING PreemptTime=None",
             "",
             "Slurm says that job 7 is RUNNING",
+        ),
+        (
+            "echo JobId=$3 JobState=COMPLETING Restarts=1",  # as Slurm 22.05 says it
+            "Slurm requeued job 7, which goes on when Slurm starts it again",
+            "",
         ),
         ("echo slurm_load_jobs error: no >&2; exit 1", "", "slurm_load_jobs error: no"),
         (None, "", "[Errno 2] No such file or directory: 'scontrol'"),
@@ -263,7 +346,8 @@ def test_a_node_without_this_package_says_as_what_slurm_ends_its_job_or_why_it_d
         env = {"PATH": str(tmp_path), "SLURM_JOB_ID": "7"}
         done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, check=False)
         found = (done.stdout.strip(), done.stderr.strip(), done.returncode)
-        assert found == (printed, warned, int(not printed)), script
+        status = slurm_end.RUNS_AGAIN if "Restarts" in (script or "") else int(not printed)
+        assert found == (printed, warned, status), script
 
 
 # What the launcher concludes from files and from Slurm's words, one case each.
@@ -445,7 +529,8 @@ def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, t
         child.write_json(folder.spec, request.model_dump(mode="json"))
         (folder.path / SlurmLauncher.TICKET).unlink(missing_ok=True)
         launcher.launch(folder)
-        assert sent[-1][-4:-2] == size
+        launcher.refresh([folder])
+        assert [each for each in sent[-1] if "requeue" in each or "--nodes" in each] == size
 
 
 def test_what_a_job_asks_of_slurm_comes_before_the_hosts_own_options(folder, told, monkeypatch):
@@ -457,8 +542,87 @@ def test_what_a_job_asks_of_slurm_comes_before_the_hosts_own_options(folder, tol
     spec = request.spec.model_copy(update={"scheduler_options": asked})
     request = request.model_copy(update={"spec": spec})
     child.write_json(folder.spec, request.model_dump(mode="json"))
-    SlurmLauncher(config, clock=lambda: told.seconds).launch(folder)
+    (folder.path / SlurmLauncher.TICKET).unlink()
+    SlurmLauncher(config, clock=lambda: told.seconds).refresh([folder])
     assert sent[0][:3] == ["--mem=100", "--partition=gpu", "--reservation=lab"]
+
+
+def test_attempts_that_ask_for_the_same_are_one_array_and_a_lost_ticket_sends_nothing_twice(
+    told, monkeypatch, attempts
+):
+    sent: list[list[str]] = []
+
+    def submit(options, script):
+        sent.append(options)
+        shown.append(script.read_text())
+        if "--mem=7" in options:
+            raise SlurmError("mem: too little")
+        return "40"
+
+    shown: list[str] = []
+    monkeypatch.setattr(slurm_commands, "submit", submit)
+    config = SlurmConfig(max_jobs=8, array_limit=2)
+    launcher = SlurmLauncher(config, clock=lambda: told.seconds)
+    alike = [attempts.make(f"{attempts.first_id}-{number}") for number in range(3)]
+    other = attempts.make(f"{attempts.first_id}-other")
+    document = child.read_json(other.path / child.LAUNCH)
+    child.write_json(other.path / child.LAUNCH, document | {"max_duration_seconds": 60.0})
+    for folder in (*alike, other):
+        launcher.launch(folder)
+    assert not sent
+    launcher.refresh([*alike, other])
+    name = f"slipway-array-{alike[0].attempt_id}"
+    assert [each for each in sent[0] if "array" in each] == [f"--job-name={name}", "--array=0-2%2"]
+    assert [f"{number}) folder={folder.path} ;;" in shown[0] for number, folder in enumerate(alike)
+            ] == [True] * 3  # fmt: skip
+    assert f"--job-name=slipway-{other.attempt_id}" in sent[1]
+    tickets = [child.read_json(each.path / SlurmLauncher.TICKET)["job_id"] for each in alike]
+    assert (tickets, len(sent)) == (["40_0", "40_1", "40_2"], 2)
+
+    # As 22.05 lists an array: its waiting tasks in one record, a cancelled one not at all.
+    common = {"array_job_id": 40, "name": name, "user_name": "root"}
+    told.queue = read_json_queue({"jobs": [
+        common | {"job_id": 41, "job_state": "RUNNING", "array_task_id": 0, "nodes": "n1"},
+        common | {"job_id": 40, "job_state": "PENDING", "state_reason": "JobArrayTaskLimit",
+                  "array_task_id": None, "array_task_string": "1-2%2"},
+    ]}, "root")  # fmt: skip
+    (alike[1].path / SlurmLauncher.TICKET).unlink()  # the agent died before it wrote this one
+    again = SlurmLauncher(config, clock=lambda: told.seconds)
+    again.refresh(alike)
+    again.refresh(alike)
+    assert child.read_json(alike[1].path / SlurmLauncher.TICKET)["job_id"] == "40_1"
+    assert len(sent) == 2
+    assert again.verdict_of(alike[0]) is Verdict.RUNNING
+    assert again.waits_for(alike[1]) == "Slurm (job 40_1): JobArrayTaskLimit"
+
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(slurm_commands, "run", lambda *words: asked.append(words))
+    for job_id in ("40_1", "17"):
+        launcher.cancel_waiting(job_id)
+    assert asked == [("scancel", "40_1"), ("scancel", "--state=PENDING", "17")]
+
+    apart: list[list[str]] = []
+
+    def takes_no_array(options, _script):
+        if any(each.startswith("--array") for each in options):
+            raise SlurmError("Invalid job array specification")
+        apart.append(options)
+        return str(50 + len(apart))
+
+    monkeypatch.setattr(slurm_commands, "submit", takes_no_array)
+    single = [attempts.make(f"{attempts.first_id}-s{number}") for number in range(2)]
+    SlurmLauncher(config).refresh(single)
+    tickets = [child.read_json(each.path / SlurmLauncher.TICKET)["job_id"] for each in single]
+    assert tickets == ["51", "52"]
+    names = [f"--job-name=slipway-{each.attempt_id}" for each in single]
+    assert [name in options for name, options in zip(names, apart, strict=True)] == [True] * 2
+
+    monkeypatch.setattr(slurm_commands, "submit", submit)
+    refused = [attempts.make(f"{attempts.first_id}-r{number}") for number in range(2)]
+    SlurmLauncher(config.model_copy(update={"options": {"mem": "7"}})).refresh(refused)
+    for folder in refused:
+        assert folder.exit_record().reason is Reason.PREFLIGHT_FAILED
+        assert "mem: too little" in folder.exit_record().last_lines[0]
 
 
 def test_several_hosts_and_other_kinds_of_ranks_are_refused(launcher, folder):

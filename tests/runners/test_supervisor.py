@@ -268,6 +268,40 @@ def test_an_attempt_that_a_scheduler_runs_again_goes_on_in_its_folder(attempts):
     assert (kinds.count("started"), kinds.count("exited"), kinds[-1]) == (2, 1, "exited")
 
 
+def test_an_attempt_whose_scheduler_says_that_it_runs_it_again_keeps_its_secrets(attempts):
+    folder = attempts.make(
+        code="import pathlib, time; pathlib.Path('first').exists() or time.sleep(600)"
+    )
+    document = child.read_json(folder.path / child.LAUNCH)
+    asked = f"touch {folder.path}/first; echo requeued; exit {supervisor.RUNS_AGAIN}"
+    told = {"explain_kill": ["/bin/sh", "-c", asked], "may_run_again": True}
+    child.write_json(folder.path / child.LAUNCH, document | told)
+    (folder.path / child.SECRETS).mkdir()
+    assert launch.start_supervisor(folder.path) == supervisor.STARTED
+    os.kill(child.read_json(folder.path / child.SUPERVISOR)["pid"], signal.SIGTERM)
+    wait_for(lambda: not child.is_locked(folder.lock))
+    assert (folder.exit_record(), (folder.path / child.SECRETS).exists()) == (None, True)
+    assert launch.start_supervisor(folder.path) == supervisor.STARTED
+    attempts.wait(folder)
+    assert folder.exit_record().reason is Reason.OK
+    logged = "".join(body["text"] for body in bodies(folder, "log"))
+    assert "requeued\n" in logged
+    assert "not known" not in logged
+
+
+def test_the_limit_of_an_attempt_that_is_run_again_counts_from_its_first_start(attempts):
+    folder = attempts.make(code=FOREVER, max_duration_seconds=50.0)
+    assert launch.start_supervisor(folder.path) == supervisor.STARTED
+    first = child.read_json(folder.path / child.SUPERVISOR)
+    os.kill(first["pid"], signal.SIGKILL)  # its node is lost
+    wait_for(lambda: not child.is_locked(folder.lock))
+    long_ago = {"first_started_at_ms": first["first_started_at_ms"] - 50_000}
+    child.write_json(folder.path / child.SUPERVISOR, first | long_ago)
+    assert launch.start_supervisor(folder.path) == supervisor.STARTED
+    attempts.wait(folder)
+    assert folder.exit_record().reason is Reason.MAX_DURATION
+
+
 def test_a_requeued_attempt_that_is_stopped_ends_as_stopped(attempts):
     folder = attempts.start(code=FOREVER)
     child.write_json(folder.path / child.REQUEUED, {})

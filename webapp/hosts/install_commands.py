@@ -63,6 +63,14 @@ def install_commands(server: str, token: str) -> list[InstallCommand]:
             "The agent runs in a pod, or anywhere with kubeconfig and the volume, and makes each "
             "job a Job of the cluster. IMAGE has this Python; CLAIM is a ReadWriteMany volume.",
         ),
+        InstallCommand(
+            "ray",
+            "Ray cluster",
+            f"{python} {enroll} --ray http://HEAD:8265 --gpus 1 --dir PATH/host "
+            f"&& {python} work --dir PATH/host",
+            "The agent runs on the head node or another machine that reaches the dashboard at "
+            "HEAD, and makes each job a Ray job. PATH and this Python are seen by every node.",
+        ),
     ]
 
 

@@ -53,6 +53,7 @@ class Host(TeamOwned):
             ("agent", "Agent"),
             ("slurm", "Slurm"),
             ("kubernetes", "Kubernetes"),
+            ("ray", "Ray"),
             ("virtual", "Virtual"),
         ],
         default="agent",

@@ -16,7 +16,7 @@ from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Job, JobState
-from webapp.jobs.results import results_store
+from webapp.jobs.results import store_measurements_and_models
 from webapp.jobs.transitions import final_state, transition
 
 # ---------------------------------------------------------------------------
@@ -415,7 +415,7 @@ def settle(leader: Attempt) -> bool:
         )
         if moved:
             order_stop(open_members, Reason.PEER_ENDED)
-            results_store(job, leader)
+            store_measurements_and_models(job, leader)
     return moved
 
 

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 from django.contrib.auth.models import User
 from pydantic import TypeAdapter, ValidationError
 
-from planner.catalog.models import published_config
+from planner.catalog.models import config_by_name, published_config
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
-from runners.hub.repository import COMMIT
+from runners.hub.object_store import S3
+from runners.hub.repository import COMMIT, RepositoryName
 from runners.hub.settings import source_of
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
     DraftModelSpeculation,
+    EvaluateSpec,
     FileData,
     FolderModel,
     GenerateSpec,
@@ -39,8 +41,9 @@ from runners.jobspec import (
 from runners.jobspec.base import weights_of
 from runners.jobspec.engines import ENGINES, EngineName
 from runners.jobspec.objectives import OBJECTIVES, TRL
-from runners.jobspec.references import hub_references
+from runners.jobspec.references import hub_references, store_references
 from runners.jobspec.request_options import refusal_lines
+from runners.jobspec.serve import EndpointSettings
 from runners.plans.document import ModelChoice
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
@@ -117,6 +120,8 @@ EXPLANATIONS = {
     "size, speed, memory and perplexity before and after.",
     "generate": "The host loads the model as planned, answers every prompt and writes the "
     "answers to a file. Finished answers are kept if the job stops.",
+    "evaluate": "The host loads the model, and reads held-out text with it: perplexity and "
+    "next-token accuracy, beside the original's where one is named.",
     "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
     "memory. It ends with the measurements.",
     "serve": (
@@ -324,6 +329,19 @@ class LaunchContext:
         own = self.question.team_model
         return own.config if own else _config_of(self.question.document.model)
 
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """Return the config.json of the repository with the weights, {} where it is unknown.
+
+        Of a model of the catalog the document may name another repository or branch.
+        """
+        is_of_catalog = self.question.document.model.source == "catalog"
+        if self.question.team_model or not is_of_catalog or not isinstance(self.model, HubModel):
+            return self.config
+        revision = self.model.revision
+        is_named_branch = revision not in {"", "main"} and not COMMIT.fullmatch(revision)
+        return {} if is_named_branch else config_by_name(self.model.repository)
+
     @cached_property
     def draft_models(self) -> tuple[DraftModel, ...]:
         """Return the models of the team on the host that could draft for this one."""
@@ -368,7 +386,7 @@ class LaunchContext:
         is_gguf_engine = launch.run == "endpoint" and needs_gguf(launch.engine)
         return LaunchCase(
             best=self.best,
-            model=weights_for(self.model, launch, self.config),
+            model=weights_for(self.model, launch, self.config, self.stored_config),
             model_name=self.model_name,
             shape=self.shape,
             host_name=self.host.name,
@@ -378,6 +396,7 @@ class LaunchContext:
             draft_models=self.draft_models if launch.draft_model else (),
             adapters=self.adapters if launch.adapters or launch.adapter else (),
             key_hashes=key_hashes,
+            config=self.config,
         )
 
 
@@ -495,9 +514,11 @@ def _on_slots(spec: ModelSpec, spread: Spread) -> tuple[ModelSpec, Spread]:
 
 
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
-    """Return a spec that downloads with the team's token for each hub, if the team has one."""
+    """Return a spec that downloads with the team's token or key of each source, if it has one."""
     hubs = {hub_of(each) for each in hub_references(spec)}
     names = {source_of(each).token_name for each in hubs}
+    if store_references(spec):
+        names.update(S3.secrets)
     if not (lacking := names - set(spec.secrets)):
         return spec
     own = Secret.objects.filter(team=team, name__in=lacking).order_by("name")
@@ -529,7 +550,8 @@ def max_duration_of(spec: JobSpec) -> float | None:
     """Return the job's time limit in seconds, if its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         own = spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
-        return own + (DOWNLOAD_SECONDS if hub_references(spec) else 0.0)
+        downloads = hub_references(spec) or store_references(spec)
+        return own + (DOWNLOAD_SECONDS if downloads else 0.0)
     if isinstance(spec, ProveSpec):
         return 60 * spec.minutes + GRACE_SECONDS
     return None
@@ -585,11 +607,20 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     if isinstance(context.model, HubModel) and may_be_random:
         names["has_weights"] = "yes"
     if isinstance(parts.spec, GenerateSpec):
+        names["can_evaluate"] = _can_evaluate(context)
         names["adapter_names"] = [each.name for each in context.adapters]
         names["drafts"] = context.draft_models
     scheduler = scheduler_of(context.host) if parts.pool is None else None
     names["scheduler"] = scheduler.offered if scheduler is not None else {}
     return note | names | _endpoint_note(context, parts) | quota_note(job)
+
+
+def _can_evaluate(context: LaunchContext) -> str:
+    """Return "yes" if the plan's model can also be evaluated by a job, else ""."""
+    with suppress(DraftProblem):
+        launchable_in(context, Launch(run="evaluation"))
+        return "yes"
+    return ""
 
 
 def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
@@ -720,6 +751,8 @@ def launch_of_job(job: Job) -> Launch:
                 launch.points = [float(point) for point in load.arrivals.points]
             launch.requests_per_repetition = load.requests_per_repetition
             launch.repetitions = load.repetitions
+    elif isinstance(spec, EvaluateSpec):
+        launch.run, launch.original = "evaluation", _named(spec.original)
     elif isinstance(spec, GenerateSpec):
         _read_generation(launch, spec, job)
     elif isinstance(spec, TrainSpec) and (tracker := spec.tracker):
@@ -728,9 +761,17 @@ def launch_of_job(job: Job) -> Launch:
     return launch
 
 
+def _named(original: ModelRef | None) -> str:
+    """Return the name of an evaluation's original, "" if it has none of the Hub."""
+    if not isinstance(original, HubModel):
+        return ""
+    return str(RepositoryName(original.repository, original.revision, "", original.hub))
+
+
 def _read_endpoint(launch: Launch, spec: ServeSpec, job: Job) -> None:
-    launch.run, launch.engine = "endpoint", spec.engine
-    launch.idle_stop_seconds, launch.adapters = spec.idle_stop_seconds, bool(spec.adapters)
+    for name in Launch.model_fields.keys() & EndpointSettings.model_fields.keys():
+        setattr(launch, name, getattr(spec, name))
+    launch.run, launch.adapters = "endpoint", bool(spec.adapters)
     launch.engine_args = list(spec.engine_args)
     options = spec.engine_options
     if options is None:

@@ -277,7 +277,7 @@ def store_measurements(job: Job, attempt: Attempt, host: Host) -> list[Measureme
 # Results of a successful job: measurements, calibration and registered models.
 
 
-def results_store(job: Job, attempt: Attempt) -> None:
+def store_measurements_and_models(job: Job, attempt: Attempt) -> None:
     """Store the measurements and models of a successful job; other jobs store nothing.
 
     Measurements over several hosts are stored with the job, but calibrate none of the hosts.

@@ -9,6 +9,7 @@ from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.refusals import DraftProblem
 from runners.plans.spread import Spread
 from runners.shared.facts import PartitionFacts, SchedulerFacts
+from runners.shared.schedulers import SCHEDULER_TERMS
 from webapp.hosts.models import Host
 
 DAY_MINUTES, HOUR_MINUTES = 24 * 60, 60
@@ -40,6 +41,9 @@ def check_scheduler(host: Host | None, launch: Launch, spread: Spread) -> float 
         return None
     _check_gpus(host, facts, spread)
     _check_host_limit(facts, launch.max_duration_seconds)
+    if SCHEDULER_TERMS[facts.kind].has_classes_of_nodes:
+        _check_nodes(facts, launch, spread)
+        return None
     partition = launch.partition or facts.options.get("partition", "")
     named = [each for each in facts.partitions if each.name == partition]
     lines = named if partition else [each for each in facts.partitions if each.is_default]
@@ -77,9 +81,9 @@ def _check_gpus(host: Host, facts: SchedulerFacts, spread: Spread) -> None:
     gpus, wanted = facts.gpus_per_node, spread.devices_per_host
     if not gpus or wanted <= gpus:
         return
-    given, option, value = f"--gpus {gpus}", "gpus", str(wanted)
-    if facts.kind == "slurm":
-        given, option, value = f"--gres={facts.options['gres']}", "gres", f"gpu:{wanted}"
+    terms = SCHEDULER_TERMS[facts.kind]
+    option, value = terms.gpus_setting, terms.gpus_value.format(gpus=wanted)
+    given = terms.gpus_argument.format(gpus=gpus, value=facts.options.get(option, ""))
     raise DraftProblem(
         f"The plan takes {wanted} devices of a node, and {given} of {host.name} gives a job "
         f"{gpus}. Pin the parallel sizes to {gpus} devices a node, or state {value} as "
@@ -88,13 +92,14 @@ def _check_gpus(host: Host, facts: SchedulerFacts, spread: Spread) -> None:
     )
 
 
-def _check_host_limit(facts: SchedulerFacts, asked: float | None) -> None:
+def _check_host_limit(facts: SchedulerFacts, requested_seconds: float | None) -> None:
     """Refuse a longer time than the host submits any job for."""
-    if asked is not None and asked > facts.time_limit_minutes * 60:
+    if requested_seconds is not None and requested_seconds > facts.time_limit_minutes * 60:
         raise LaunchOptionError(
             "max_duration_seconds",
-            f"The time limit is {asked / 3600:.4g} h, and the host submits no job for more than "
-            f"{facts.time_limit_minutes / 60:.4g} h (--time-limit-minutes). Choose a shorter one.",
+            f"The time limit is {requested_seconds / 3600:.4g} h, and the host submits no job for "
+            f"more than {facts.time_limit_minutes / 60:.4g} h (--time-limit-minutes). Choose a "
+            "shorter one.",
         )
 
 
@@ -121,6 +126,29 @@ def _check_size(lines: Sequence[PartitionFacts], spread: Spread) -> None:
         raise DraftProblem(
             f"The plan takes {spread.num_hosts} nodes, and a job in partition {name} gets at most "
             f"{nodes}. Choose fewer machines or another partition.",
+            "nodes",
+        )
+
+
+def _check_nodes(facts: SchedulerFacts, launch: Launch, spread: Spread) -> None:
+    """Refuse more nodes than a Ray cluster has with what a job takes of each.
+
+    Of a cluster that adds nodes by itself that number is not known, nor of one that lists none.
+    """
+    if not facts.partitions or facts.autoscaling:
+        return
+    lines, chosen = [each for each in facts.partitions if each.is_up], launch.partition
+    found = [each for each in lines if (each.name == chosen if chosen else each.is_default)]
+    nodes = sum(each.nodes for each in found)
+    if spread.num_hosts > nodes:
+        stated = {name: facts.options.get(name, "0") for name in ("gpus", "cpus", "memory")}
+        share = ", ".join(f"{size} {name}" for name, size in stated.items() if size != "0")
+        kind = chosen or facts.options.get("partition", "")
+        of_kind = f" of {kind}" if kind else ""
+        raise DraftProblem(
+            f"The plan takes {spread.num_hosts} nodes{of_kind} with {share} each, and the Ray "
+            f"cluster had {nodes} when its agent looked last. Choose fewer machines, or let the "
+            "agent look again: Check again on the host's page.",
             "nodes",
         )
 

@@ -44,6 +44,8 @@ class Pod:
         self.process: subprocess.Popen[bytes] | None = None
         self.status: dict[str, Any] = {"phase": "Pending"}  # stated; else the process decides
         self.kill_at = float("inf")
+        self.deleted: dict[str, str] = {}  # to its metadata
+        self.conditions: list[dict[str, str]] = []
 
     def start(self) -> None:
         fields = {"status.podIP": "127.0.0.1"}
@@ -75,7 +77,14 @@ class Pod:
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, number)
 
+    def disrupt(self, reason: str, message: str, grace_seconds: float) -> None:
+        """End the pod as an eviction or a preemption does, which first says so."""
+        told = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        self.conditions.append(told)
+        self.end(grace_seconds)
+
     def end(self, grace_seconds: float) -> None:
+        self.deleted = {"deletionTimestamp": "2026-12-01T00:00:00Z"}
         self.signal(signal.SIGTERM if grace_seconds else signal.SIGKILL)
         self.kill_at = min(self.kill_at, time.monotonic() + grace_seconds)
 
@@ -84,7 +93,8 @@ class Pod:
         if not status:
             code = self.process.poll() if self.process else None
             status = {"phase": {None: "Running", 0: "Succeeded"}.get(code, "Failed")}
-        metadata = {"name": self.name, "labels": self.labels}
+            status["conditions"] = self.conditions
+        metadata = {"name": self.name, "labels": self.labels, **self.deleted}
         return {"metadata": metadata, "spec": {"nodeName": f"n{self.index + 1}"}, "status": status}
 
 
@@ -100,6 +110,7 @@ class FakeCluster:
         self.queues: list[dict[str, Any]] = []  # none: without Kueue
         self.prefers_a_version = True
         self.classes: list[dict[str, Any]] = []
+        self.others: list[dict[str, Any]] = []  # pods that somebody else made
         self.is_holding = False
         self.answers: list[tuple[int, Any] | str] = []
         self.requests: list[str] = []
@@ -184,7 +195,9 @@ class FakeCluster:
             ("GET", "jobs"): lambda: {
                 "items": [each for each in jobs if each["metadata"]["labels"].get(name) == value]
             },
-            ("GET", "pods"): lambda: {"items": [each.document() for each in pods]},
+            ("GET", "pods"): lambda: {
+                "items": self.others if "!=" in selector else [each.document() for each in pods]
+            },
             ("DELETE", "pods"): lambda: (
                 [each.end(body["gracePeriodSeconds"]) for each in pods] and {}
             ),

@@ -1,6 +1,7 @@
 """Jobs through a real Slurm: from the claim to the end, whatever falls silent on the way."""
 
 import os
+import secrets
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ from runners.launchers.attempts import AttemptFolder
 from runners.supervision import child
 from tests.runners.programs import FOREVER
 from tests.runners.tools import wait_for
-from tests.system.slurm.cluster import CPUS
+from tests.system.slurm.cluster import CPUS, Cluster
 
 pytestmark = pytest.mark.slow
 UNTIL_TOLD = """
@@ -123,6 +124,43 @@ def test_a_silent_controller_ends_nothing(
         cluster.start_controller()
 
     assert (stored.exit["reason"], stored.exit["by"]) == ("ok", "supervisor")
+
+
+def num_submitted(cluster: Cluster) -> int:
+    """Return how often the controller was asked to queue a script."""
+    return (cluster.folder / "slurmctld.log").read_text().count("_slurm_rpc_submit_batch_job:")
+
+
+def test_a_sweep_of_eight_is_one_array_of_which_one_is_stopped_and_one_cancelled(
+    acceptor, serve, cluster, tmp_path
+):
+    ids = [secrets.token_hex(8) for _ in range(8)]
+    jobs = [acceptor.want(each) for each in ids]
+    submitted = num_submitted(cluster)
+
+    with serve(UNTIL_TOLD.format(folder=str(tmp_path)), max_jobs=8, array_limit=2):
+        wait_for(lambda: sum(bool(each.events) for each in jobs) == 2, SECONDS)
+        (array,) = {each for each in cluster.states() if each.startswith("slipway-array-")}
+        listed = ("squeue", "-h", "--array", f"--name={array}", "-o")
+        tasks = dict(line.split() for line in cluster.run(*listed, "%K %T").splitlines())
+        assert sorted(tasks, key=int) == list("01234567")
+        assert [tasks[each] for each in "01234567"] == ["RUNNING"] * 2 + ["PENDING"] * 6
+        wait_for(lambda: "JobArrayTaskLimit" in waits_for(acceptor, ids[2]), SECONDS)
+        acceptor.order_stop(ids[0])
+        acceptor.order_stop(ids[7])
+        wait_for(lambda: has_exited(jobs[0], jobs[7]), SECONDS)
+        wait_for(lambda: jobs[2].events, SECONDS)
+        cluster.run("scancel", cluster.run(*listed, "%i %T").split("_")[0] + "_1")
+        wait_for(lambda: jobs[1].has_exited, SECONDS)
+        for each in ids[2:7]:
+            (tmp_path / each).touch()
+        wait_for(lambda: has_exited(*jobs), SECONDS)
+
+    assert [each.exit["reason"] for each in jobs] == [
+        "stopped_by_user", "killed_externally", *["ok"] * 5, "stopped_by_user",
+    ]  # fmt: skip
+    assert num_submitted(cluster) - submitted == 1
+    cluster.wait_for(lambda: not cluster.run("squeue", "-h"))  # nothing is left
 
 
 def test_what_slurm_refuses_is_told_with_its_words(acceptor, attempt_ids, serve):

@@ -16,7 +16,7 @@ from tests.system.scheduled import (
     said,
     want_on_nodes,
 )
-from tests.system.slurm.cluster import Cluster
+from tests.system.slurm.cluster import CPUS, Cluster
 
 pytestmark = pytest.mark.slow
 NODES = ("n1", "n2", "n3")
@@ -40,6 +40,35 @@ def running_cluster() -> Iterator[Cluster]:
 def test_two_nodes_of_two_ranks_learn_what_one_process_learns(acceptor, attempt_ids, serve):
     shared = check_that_two_nodes_learn_what_one_process_learns(acceptor, attempt_ids, serve)
     assert re.search(r"Slurm job \d+ runs on n\d, n\d\n", said(shared))
+
+
+@pytest.mark.faults
+def test_a_preempted_training_goes_on_and_who_cancels_it_later_is_told(
+    acceptor, attempt_ids, serve, cluster, host_dir
+):
+    spec = tiny_training(
+        max_steps=4000, gradient_accumulation_steps=4, checkpoint_every_seconds=1.0
+    )
+    stored = want_on_nodes(acceptor, attempt_ids[0], spec)
+    checkpoints = host_dir.attempts / attempt_ids[0] / "checkpoint"
+
+    with serve(max_jobs=3):
+        wait_for(lambda: any(checkpoints.glob("*/state.json")), SECONDS)
+        job, first = re.search(r"Slurm job (\d+) runs on (n\d), n\d\n", said(stored)).groups()
+        place = (f"--nodelist={first}", "--partition=urgent", f"--cpus-per-task={CPUS}")
+        cluster.run("sbatch", *place, "--output=/dev/null", "--wrap=true")
+        wait_for(lambda: f"Slurm requeued job {job}" in said(stored), SECONDS)
+        cluster.wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-o%T", f"-j{job}"))
+        cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # else in two minutes
+        wait_for(lambda: "resumed from the checkpoint" in said(stored), SECONDS)
+        assert not stored.has_exited
+        cluster.run("scancel", job)
+        wait_for(lambda: stored.has_exited, SECONDS)
+
+    assert f"Slurm job {job}, restart 1, runs on n" in said(stored)
+    assert (stored.exit["reason"], stored.kinds().count("started")) == ("killed_externally", 2)
+    assert f"Slurm says that job {job} is COMPLETING" in said(stored)  # 22.05 says no more yet
+    assert "PREEMPTED" not in " ".join(stored.exit["last_lines"])
 
 
 @pytest.mark.faults

@@ -32,6 +32,20 @@ def test_a_host_reads_limits_and_reservations_and_says_what_slurm_does_not_tell(
     assert any("accounting_storage" in each for each in said.unread)
 
 
+def test_a_job_of_somebody_else_is_read_and_outlives_the_agent(acceptor, serve, cluster):
+    sent = ("--parsable", "--mem=100", "--time=30", "--output=/dev/null", "--job-name=theirs")
+    number = cluster.run("sbatch", *sent, "--wrap=sleep 600").strip()
+    state = ("squeue", "-h", "-o", "%T", f"--jobs={number}")
+    cluster.wait_for(lambda: cluster.run(*state) == "RUNNING\n")
+    with serve():
+        wait_for(lambda: acceptor.beats)
+    (theirs,) = acceptor.beats[0].facts.scheduler.other_jobs
+    assert (theirs.job_id, theirs.name, theirs.state) == (number, "theirs", "RUNNING")
+    assert (theirs.nodes, theirs.num_nodes, theirs.devices) == (cluster.host, 1, 0)
+    assert (theirs.time_limit_seconds, theirs.elapsed_seconds < SECONDS) == (1800, True)
+    assert cluster.run(*state) == "RUNNING\n"
+
+
 @pytest.mark.faults
 def test_a_job_of_another_partition_preempts_and_the_other_is_told_as_preempted(
     acceptor, attempt_ids, serve, cluster

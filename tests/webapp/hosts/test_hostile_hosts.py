@@ -11,7 +11,7 @@ from runners.shared.messages import ReceivedBatch
 from runners.shared.redis_address import key_prefix, pong_key
 from tests.plugins.extent import first, sample
 from tests.webapp.api.conftest import HostClient
-from tests.webapp.api.test_hosts_api import bearer, knock
+from tests.webapp.api.test_agents_api import bearer, knock
 from tests.webapp.conftest import (
     EXIT_OK,
     batch_of,

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils.html import strip_tags
 
 from runners.shared.addresses import own_addresses
 from runners.shared.messages import EnrollRequest
@@ -265,6 +266,21 @@ def test_what_slurm_did_not_say_leaves_no_gap_and_is_said_with_its_cause():
     page = render_to_string("hosts/_facts.html", {"facts": facts})
     assert "<strong>old</strong> (down): 1 node, limit infinite" in page
     assert "accounts: no accounting" in page
+
+
+def test_jobs_that_somebody_else_gave_to_the_scheduler_stand_on_the_page():
+    job = {"job_id": "7", "name": "pretrain", "user": "alice", "state": "RUNNING", "devices": 16,
+           "nodes": "n[1-2]", "elapsed_seconds": 600, "time_limit_seconds": 5400}  # fmt: skip
+    scheduler = {"kind": "slurm", "other_jobs": [job], "num_other_jobs": 2}
+    facts = make_facts().model_dump(mode="json") | {"scheduler": scheduler}
+    page = " ".join(strip_tags(render_to_string("hosts/_facts.html", {"facts": facts})).split())
+    assert (
+        "7 pretrain of alice: RUNNING on n[1-2], 16 GPUs, for 10 min of at most 1 h 30 min" in page
+    )
+    assert (
+        "2 in all, with each task of an array; 1 line of them is shown. Slipway did not start them and never ends them."
+        in page
+    )
 
 
 def test_the_queue_is_judged_by_what_came_back(added):

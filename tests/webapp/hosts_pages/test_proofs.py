@@ -11,7 +11,7 @@ from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.proofs import prove_host
-from webapp.jobs.results import results_store
+from webapp.jobs.results import store_measurements_and_models
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 
@@ -147,7 +147,7 @@ def end_proof(proof, host, facts) -> None:
     Job.objects.filter(pk=proof.pk).update(
         state="succeeded", reason="ok", host=host, ended_at=now()
     )
-    results_store(Job.objects.get(pk=proof.pk), proof.current_attempt)
+    store_measurements_and_models(Job.objects.get(pk=proof.pk), proof.current_attempt)
 
 
 def test_a_proofs_rates_replace_those_of_the_micro_benchmark_and_say_so(finish, host, alice):
