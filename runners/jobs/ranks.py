@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from runners.jobs.loading import pick_device
-from runners.jobs.runtime import Job
+from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import DataParallel
 from runners.supervision.child import die_with
 
@@ -169,6 +169,29 @@ class Ranks:
 ALONE = Ranks()
 
 
+SNAPSHOT = re.compile(r"/([^/\"]+)/snapshots/([0-9a-f]{40})\b")  # in the cache of a host
+
+
+def refuse_other_commits(spec: str, ranks: Ranks) -> None:
+    """Refuse a spec, as JSON, whose downloads are at other commits than the lead's.
+
+    Each host lists an object store, or a branch, by itself: what changed meanwhile differs.
+
+    Raises:
+        BadInputError: the message names both commits.
+        RankFailedError: not every rank answered in time.
+    """
+    own = dict(SNAPSHOT.findall(spec))
+    sent = "\n".join(match[0] for match in SNAPSHOT.finditer(spec))
+    leads = dict(SNAPSHOT.findall(ranks.broadcast_from_lead(sent.encode()).decode()))
+    for name, commit in own.items():
+        if leads.get(name, commit) != commit:
+            raise BadInputError(
+                f"{name} is at commit {commit[:12]} on this host, and at {leads[name][:12]} on "
+                "that of the first rank: it was changed while the job began; launch the job again"
+            )
+
+
 @contextlib.contextmanager
 def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     """Join the process group, and leave it after the block succeeds.
@@ -177,6 +200,7 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
 
     Raises:
         RankFailedError: the ranks did not join in time.
+        BadInputError: the hosts have other files of one name.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield ALONE
@@ -195,8 +219,10 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     gang = job.request.gang
     is_lead = (gang is None or gang.node_rank == 0) and local_rank == 0
     (lead,) = Ranks(rank, size).total([float(rank) if is_lead else 0.0])
+    ranks = Ranks(rank, size, int(lead), local_rank)
+    refuse_other_commits(job.request.spec.model_dump_json(), ranks)
     try:
-        yield Ranks(rank, size, int(lead), local_rank)
+        yield ranks
     finally:
         _never_freed(_world.pg_map)
     dist.destroy_process_group()

@@ -21,7 +21,7 @@ from runners.jobs.train.quantized import (
     row_parts,
     trained_tensors,
 )
-from runners.jobspec.train import Away, Optimizer
+from runners.jobspec.train import Away, Optimizer, TrainSpec
 
 # Base class of optimizers that update one weight after the other.
 
@@ -446,6 +446,16 @@ def build_optimizer(
     if name == "qft":
         return Qft(nonempty, learning_rate, LION_BETAS, integer_matrices(model).values())
     return BUILDERS[name](nonempty, learning_rate)
+
+
+def optimizer_of(spec: TrainSpec, model: torch.nn.Module, folder: Path) -> torch.optim.Optimizer:
+    """Return the optimizer that a training states; moments on the disk lie in ``folder``.
+
+    Raises:
+        BadInputError: the host's device or libraries do not support it.
+    """
+    states = (spec.optimizer_offload, folder)
+    return build_optimizer(model, spec.learning_rate, spec.optimizer, states)
 
 
 def _check_offload(where: Away, trained: list[torch.nn.Parameter]) -> None:

@@ -28,7 +28,6 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.train.checkpoint import CheckpointWriter, TrainState, read_latest_state
 from runners.jobs.train.communication import CollectiveProfiler
-from runners.jobs.train.divided import chosen_layout
 from runners.jobs.train.evaluator import Evaluator, HeldOutData
 from runners.jobs.train.kernels import (
     PLAIN_STEPS,
@@ -37,7 +36,8 @@ from runners.jobs.train.kernels import (
     evaluation_attention,
 )
 from runners.jobs.train.layout import StepLoss
-from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
+from runners.jobs.train.layout_choice import chosen_layout
+from runners.jobs.train.optimizers import FusedUpdate, optimizer_of
 from runners.jobs.train.quantized import convert_to_integer_layers
 from runners.jobs.train.rows import Batch, Batches, TextBatches, with_growing_lengths
 from runners.jobs.train.run_progress import (
@@ -290,9 +290,8 @@ class Trainer:
             use_fp8_linear_layers(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
-        trained, states = self.layout.trained, (spec.optimizer_offload, scratch)
         self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
-        self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
+        self.optimizer = optimizer_of(spec, self.layout.trained, scratch)
         check_fused(self.optimizer, self.ranks)
         self.pace = RunProgress(spec.max_steps, spec.time_budget_seconds)
         self._swap = offloaded_activations(

@@ -315,6 +315,7 @@ ENDINGS = {
     "runners/jobs/runtime.py": "the sizes of what a job itself has written",
     "runners/host/preflight_weights.py": "whether the reader is asked at all",
     "runners/hub/folders.py": "which files the Hub names by their SHA-256",
+    "runners/hub/objects.py": "which objects below an address are asked about",
     "runners/hub/selection.py": "the same model, of a repository that is not on the disk yet",
 }
 

@@ -1,5 +1,6 @@
 """A job: what its spec allows, how its process begins and ends, and several ranks as one."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from runners.jobs import runtime
+from runners.jobs import ranks, runtime
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, RankFailedError, Ranks, joined_ranks, naming_rank_failures
@@ -321,3 +322,13 @@ def test_rows_need_divide_only_into_what_the_method_makes_of_them():
         ({"method": "sparsegpt", "pattern": "2:4"}, 4),
     ):
         assert CompressSpec(model=MODEL, **fields).row_divisor == divisor, (fields, divisor)
+
+
+def test_ranks_of_hosts_that_listed_different_objects_do_not_train_together(monkeypatch):
+    at = {c: f'{{"path": "/c/models--s3.lab--tiny/snapshots/{c * 40}"}}' for c in "ab"}
+    for lead, differs in (("a", False), ("b", True)):
+        sent = at[lead].encode()
+        monkeypatch.setattr(ranks.Ranks, "broadcast_from_lead", lambda *_, sent=sent: sent)
+        said = pytest.raises(BadInputError, match="aaaaaaaaaaaa on this host, and at bbbbbbbbbbbb")
+        with said if differs else contextlib.nullcontext():
+            ranks.refuse_other_commits(at["a"], ranks.Ranks(1, 2))

@@ -18,11 +18,13 @@ from runners.datasets.records import (
 )
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.tokenised_samples import DataFile
+from runners.jobspec.base import PackingStrategy
 from runners.jobspec.objectives import OBJECTIVES, Objective
 
 SHOWN_RECORDS = 20
 SHOWN_CHARACTERS = 2000  # of a sequence
 LEAST_RECORDS = 2
+DIVIDING = ("bfd_split", "wrapped")  # ways to pack that cut nothing off
 
 
 @dataclass
@@ -135,19 +137,34 @@ class DataReport:
     lengths: list[int]
     longest: int  # tokens that a sequence keeps
     first: list[dict[str, Any]]
+    packing: PackingStrategy | None = None
 
     @property
     def num_cut(self) -> int:
-        """Return how many sequences reach the limit, where they are cut."""
+        """Return how many sequences reach the limit, where they are cut; divided ones are not."""
+        if self.packing in DIVIDING:
+            return 0
         return sum(each >= self.longest for each in self.lengths)
+
+    @property
+    def num_left_out(self) -> int:
+        """Return how many records are in no row."""
+        return self.num_records - self.num_kept
+
+    @property
+    def num_kept(self) -> int:
+        """Return how many records are trained on; a packed row has several, or parts of them."""
+        if self.packing in DIVIDING:
+            return self.num_records
+        return len(self.lengths) if self.packing else self.num_rows
 
     def figures(self) -> dict[str, float]:
         """Return the counts for the result."""
         return {
-            "data_documents": float(self.num_rows),
+            "data_documents": float(self.num_kept),
             "data_tokens": float(sum(min(each, self.longest) for each in self.lengths)),
             "data_cut": float(self.num_cut),
-            "data_left_out": float(self.num_records - self.num_rows),
+            "data_left_out": float(self.num_left_out),
         }
 
     def document(self) -> dict[str, Any]:
@@ -159,7 +176,8 @@ class DataReport:
         }
         return {
             "records": self.num_records,
-            "left_out": self.num_records - self.num_rows,
+            "left_out": self.num_left_out,
+            "rows": self.num_rows,
             "sequences": len(self.lengths),
             "sequences_cut": self.num_cut,
             "max_length": self.longest,
@@ -174,8 +192,11 @@ def data_report(
     decode: Callable[[list[int]], str],
     found: int,
     longest: int,
+    packing: PackingStrategy | None = None,
 ) -> DataReport:
     """Return what a trainer's prepared data holds, of ``found`` records.
+
+    A packed row has the sequences of several records, or of parts of them.
 
     Raises:
         BadInputError: nothing is left within the maximum length.
@@ -188,18 +209,29 @@ def data_report(
     lengths: list[int] = []
     first: list[dict[str, Any]] = []
     for at in range(len(prepared)):
-        sequences = sequences_of(objective, prepared[at])
-        lengths += map(len, sequences.values())
-        if at < SHOWN_RECORDS:
-            first.append({
-                name: {
-                    "tokens": len(ids),
-                    "cut": len(ids) > longest,
-                    "text": decode(ids[:longest])[:SHOWN_CHARACTERS],
-                }
-                for name, ids in sequences.items()
-            })  # fmt: skip
-    return DataReport(found, len(prepared), lengths, longest, first)
+        for sequences in unpacked(sequences_of(objective, prepared[at]), prepared[at]):
+            lengths += map(len, sequences.values())
+            if len(first) < SHOWN_RECORDS:
+                first.append({
+                    name: {
+                        "tokens": len(ids),
+                        "cut": len(ids) > longest,
+                        "text": decode(ids[:longest])[:SHOWN_CHARACTERS],
+                    }
+                    for name, ids in sequences.items()
+                })  # fmt: skip
+    return DataReport(found, len(prepared), lengths, longest, first, packing)
+
+
+def unpacked(
+    sequences: dict[str, list[int]], row: Mapping[str, Any]
+) -> Iterator[dict[str, list[int]]]:
+    """Yield the sequences of a row for each text in it; wrapped rows do not say where one ends."""
+    start = 0
+    for length in row.get("seq_lengths") or [None]:
+        end = None if length is None else start + length
+        yield {name: ids[start:end] for name, ids in sequences.items()}
+        start = end or 0
 
 
 def sequences_of(objective: Objective, row: Mapping[str, Any]) -> dict[str, list[int]]:

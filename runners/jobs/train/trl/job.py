@@ -59,10 +59,15 @@ from runners.jobspec import (
     TrainSpec,
     UploadedData,
 )
+from runners.jobspec.base import PackingStrategy
 from runners.jobspec.compress import TRAINING
 from runners.jobspec.objectives import GENERATING, OBJECTIVES, Objective
 
 DATA_REPORT = "data"  # the artefact with what became of the records
+SEPARATING = ("bfd", "bfd_split")  # strategies whose texts do not see each other
+PROBED = 8  # tokens of each text of a packed row that is tried
+# Of the spread of the logits: 16-bit products differ by hundredths, mixed texts by tenths.
+MOST_APART = 0.1
 
 
 @dataclass
@@ -139,6 +144,7 @@ def _prepare(job: Job, spec: TrainSpec, stack: ExitStack) -> Tuning:
         lambda ids: str(tokenizer.decode(ids)),
         records.num_records,
         longest,
+        spec.samples.packing_strategy,
     )
     publish_report(job, DATA_REPORT, tuning.report.document() | {"remarks": records.remarks})
     return tuning
@@ -235,10 +241,50 @@ def _trainer(tuning: Tuning) -> Any:  # noqa: ANN401 - a class of the environmen
     except (ValueError, TypeError, KeyError) as error:
         raise BadInputError(f"{objective.trainer} refuses: {first_line(error)}") from error
     _remove_printing(trainer)
+    if spec.samples.packing_strategy in SEPARATING:
+        _check_separation(trainer)
     if spec.samples.too_long == "leave_out" and not objective.generates:
         trainer.train_dataset = _short_enough(trainer.train_dataset, objective, spec)
     _count_tokens(trainer, tuning.course)
     return trainer
+
+
+def _check_separation(trainer: Any) -> None:  # noqa: ANN401 - TRL's trainer
+    """Check that a text in a packed row is computed as if it were alone.
+
+    TRL packs for every attention, and not each model builds its mask of positions that restart.
+
+    Raises:
+        BadInputError: the model mixes the texts of a row.
+    """
+    model, collate = trainer.model, trainer.data_collator
+    vocabulary = model.config.get_text_config().vocab_size
+    texts = [[(7 * at + start) % vocabulary for at in range(PROBED)] for start in (1, 5)]
+
+    def logits_of(*together: list[int]) -> torch.Tensor:
+        ids = [each for text in together for each in text]
+        row = {"input_ids": ids, "labels": ids, "seq_lengths": [len(text) for text in together]}
+        inputs = {name: value for name, value in collate([row]).items() if name != "labels"}
+        on_device = {
+            name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+            for name, value in inputs.items()
+        }
+        with torch.no_grad():
+            found: torch.Tensor = model(**on_device, use_cache=False).logits
+        return found[0, -PROBED:].float()
+
+    was_training = model.training
+    model.eval()
+    alone, packed = logits_of(texts[1]), logits_of(*texts)
+    model.train(was_training)
+    apart = float((alone - packed).abs().max() / alone.std())
+    if not apart < MOST_APART:
+        raise BadInputError(
+            f"samples.packing_strategy: {type(model).__name__} with attention "
+            f"{model.config._attn_implementation} mixes the texts of a packed row (a text's "  # noqa: SLF001 - no public name
+            f"logits change by {apart:.2g} of their spread); leave it out, or choose wrapped, "
+            "with which texts see each other"
+        )
 
 
 def _rows(tuning: Tuning) -> Any:  # noqa: ANN401 - of the library datasets
@@ -289,6 +335,8 @@ def arguments(
         own["reward_weights"] = [each.weight for each in spec.reward_functions]
     else:
         own["max_length"] = spec.sequence_length
+    if spec.samples.packing_strategy:
+        own |= {"packing": True, "packing_strategy": spec.samples.packing_strategy}
     return {
         "output_dir": str(job.scratch_dir() / "trainer"),
         "model_init_kwargs": loaded,
@@ -311,6 +359,11 @@ def arguments(
     }
 
 
+HOW_PACKED: Mapping[PackingStrategy, str] = {
+    "bfd": "what is longer is cut",
+    "bfd_split": "what is longer goes on in another row",
+    "wrapped": "texts follow each other and see those before them in the row",
+}
 # Names of a spec's fields in TRL.
 OWN_NAMES = {
     "preference_loss": "loss_type",
@@ -434,6 +487,9 @@ def _notes(tuning: Tuning) -> dict[str, str]:
     lengths = f"one a row; what is longer than {spec.sequence_length} tokens is " + (
         "cut" if is_cut else "left out"
     )
+    if strategy := spec.samples.packing_strategy:
+        rows = f"{tuning.report.num_rows:,} rows of up to {spec.sequence_length} tokens"
+        lengths = f"packed by TRL's {strategy} into {rows}; {HOW_PACKED[strategy]}"
     if objective.generates:
         lengths = (
             f"{spec.num_generations} answers to a prompt; prompts of more than "

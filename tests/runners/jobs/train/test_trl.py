@@ -3,13 +3,16 @@
 import io
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from pydantic import ValidationError
 from transformers import TrainerControl, TrainerState
 
 from runners.jobs.events import read_events
+from runners.jobs.loading import fresh_model
 from runners.jobs.memory import Peak
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
@@ -17,10 +20,12 @@ from runners.jobs.train.run_progress import DivergedError
 from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobs.train.trl.data import data_report, read_records
 from runners.jobs.train.trl.events import Course, metrics_of
+from runners.jobs.train.trl.job import _check_separation
 from runners.jobspec import FileData, FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.objectives import OBJECTIVES
 from runners.launchers.launch import environment_of, render_argv
+from tests.runners.jobs.tiny import TINY_CONFIG
 
 DPO = {
     "engine": "trl",
@@ -31,6 +36,8 @@ DPO = {
     "time_budget_seconds": None,
     "checkpoint_every_seconds": 1e-6,
 }
+SFT = {"objective": "next_token"}
+PACKED = {"samples": {"packing_strategy": "bfd"}}
 PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
 JUDGED = {"prompt": "q", "completion": "a", "label": True}
 
@@ -56,7 +63,10 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
         ({"objective": "orpo", "preference_loss": "ipo"}, "preference_loss is no option"),
         ({"objective": "reward", "beta": 0.3}, "beta is no option of the objective reward"),
         ({"keep_best": True}, "keep_best is an option of the engine slipway"),
-        ({"samples": {"rows": "packed"}}, "samples.rows packed is not one of engine trl's"),
+        ({"samples": {"rows": "packed"}}, "name bfd, bfd_split or wrapped, or choose rows padded"),
+        (PACKED, "gives each answer a row of its own; leave it out"),
+        (SFT | {"samples": PACKED["samples"] | {"rows": "padded"}}, "samples.rows is padded and"),
+        (SFT | {"samples": PACKED["samples"] | {"too_long": "leave_out"}}, "choose too_long cut"),
         ({"checkpoint_writing": "background"}, "checkpoint_writing background is not one of"),
         ({"attention": "eager"}, "attention is an option of the engine slipway"),
         ({"parallel": {"processes_per_host": 2}}, "engine trl trains in one process"),
@@ -67,6 +77,9 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
             TrainSpec(**(DPO | changes))
     with pytest.raises(ValidationError, match=r"data\.format is kto, whose answers are compared"):
         TrainSpec(data=FileData(path="a.jsonl", format="kto"), model=FolderModel(path="m"))
+    with pytest.raises(ValidationError, match="whose packed rows are filled by best fit"):
+        TrainSpec(**SFT | PACKED | {"engine": "slipway"})
+    assert TrainSpec(**DPO | SFT | PACKED).samples.rows == "packed"
     for own in ({"beta": 0.2}, {"preference_loss": "ipo"}, {"precompute_reference": True}):
         with pytest.raises(ValidationError, match="is an option of the engine trl; leave it out"):
             TrainSpec(**own)
@@ -131,6 +144,43 @@ def test_the_report_of_the_data_has_each_sequence_its_length_and_its_cut():
     assert report.document()["tokens"] == {"median": 2, "p95": 5, "longest": 5}
     with pytest.raises(BadInputError, match=r"all 3 records are longer than sequence_length.*4"):
         data_report(OBJECTIVES["dpo"], [], str, found=3, longest=4)
+
+
+def test_the_report_of_packed_rows_counts_samples_and_what_is_cut_of_them():
+    rows = [
+        {"input_ids": [1] * 4, "seq_lengths": [4]},
+        {"input_ids": [2, 3, 3], "seq_lengths": [1, 2]},
+    ]
+    for packing, cut, left_out in (("bfd", 1, 1), ("bfd_split", 0, 0), ("wrapped", 0, 0)):
+        given = [{"input_ids": row["input_ids"]} for row in rows] if packing == "wrapped" else rows
+        report = data_report(OBJECTIVES["next_token"], given, str, 4, 4, packing)
+        found = (report.num_cut, report.num_left_out, report.num_rows)
+        assert found == (cut, left_out, 2), packing
+        assert report.figures()["data_tokens"] == 7
+        assert report.figures()["data_documents"] == (3 if packing == "bfd" else 4), packing
+        shown = [each["text"]["text"] for each in report.first]
+        assert shown == (["[1, 1, 1, 1]", "[2, 3, 3]"] if packing == "wrapped" else
+                         ["[1, 1, 1, 1]", "[2]", "[3, 3]"])  # fmt: skip
+
+
+def test_a_model_that_mixes_the_texts_of_a_packed_row_is_refused_by_name():
+    model = fresh_model(TINY_CONFIG, torch.float32)
+
+    def collate(rows, *, restarts):
+        (row,) = rows
+        starts = [range(length) for length in row["seq_lengths"]]
+        positions = [each for start in starts for each in start]
+        ids = torch.tensor([row["input_ids"]])
+        places = torch.tensor([positions if restarts else list(range(ids.shape[1]))])
+        return {"input_ids": ids, "labels": ids, "position_ids": places}
+
+    given = SimpleNamespace(model=model, data_collator=partial(collate, restarts=True))
+    _check_separation(given)
+    given.data_collator = partial(collate, restarts=False)
+    with pytest.raises(
+        BadInputError, match=r"LlamaForCausalLM with attention sdpa mixes the texts"
+    ):
+        _check_separation(given)
 
 
 class Meter:

@@ -6,14 +6,14 @@ import pytest
 
 from tests.system.jobs.serve.serving import KEY
 from webapp.servers.figures import History
-from webapp.servers.reading import Target, UnreadableError, look_at
+from webapp.servers.reading import Target, UnreadableError, probe
 
 
 def test_what_an_endpoint_answered_is_what_is_read_of_it(endpoint, client):
     url = endpoint.address().removesuffix("/v1")
 
     def look(key: str = KEY):
-        return asyncio.run(look_at(Target(url, key, allows_loopback=True)))
+        return asyncio.run(probe(Target(url, key, allows_loopback=True)))
 
     with pytest.raises(UnreadableError, match="refuses the key"):
         look(key="")

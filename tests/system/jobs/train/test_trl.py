@@ -26,6 +26,7 @@ from tests.system.jobs.harness import wait_until
 
 pytestmark = pytest.mark.slow
 STEPS, BATCH, LENGTH, RATE, SEED = 20, 4, 128, 1e-3, 17
+SHORT = 32  # tokens of packed rows, than which some texts are longer
 SCRIPT = Path(__file__).with_name("trl_script.py")
 WORDS = [
     "it",
@@ -240,6 +241,37 @@ def test_the_losses_are_those_of_trls_own_script_killed_or_not(host, python, mod
     check_equal(f"{objective}, killed", losses, job.metric("loss"))
     assert "from the checkpoint at step" in resumed.bodies("result")[0]["notes"]["resumed"]
     assert same_weights(job.folder, resumed.folder)
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split", "wrapped"])
+def test_packed_rows_have_the_losses_of_trls_own_script(host, python, model, strategy):
+    source = random.Random(7)  # noqa: S311 - of a test's texts
+    texts = [json.dumps({"text": _text(source, source.randint(2, 40))}) for _ in range(48)]
+    (host.path / "models" / "texts.jsonl").write_text("\n".join(texts))
+    spec = training(
+        model,
+        "next_token",
+        data=FileData(path="texts.jsonl"),
+        samples={"packing_strategy": strategy},
+        sequence_length=SHORT,
+    )
+    job = host.run(f"trl-{strategy}", spec)
+
+    assert job.returncode == 0, job.stderr
+    script = of_trl_itself(
+        host,
+        python,
+        "next_token",
+        data=str(host.path / "models" / "texts.jsonl"),
+        output=str(host.path / strategy),
+        lengths={"max_length": SHORT, "packing": True, "packing_strategy": strategy},
+    )
+    check_equal(strategy, job.metric("loss"), script)
+    report = json.loads((job.folder / "output" / "data" / "data.json").read_text())
+    assert report["rows"] < report["records"]
+    assert report["left_out"] == 0
+    assert (report["sequences_cut"] > 0) == (strategy == "bfd")
+    assert f"packed by TRL's {strategy}" in job.bodies("result")[0]["notes"]["samples"]
 
 
 def test_rewards_rise_and_answers_are_shown_and_a_wrong_function_ends_the_job(host, python, model):

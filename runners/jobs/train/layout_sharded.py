@@ -22,7 +22,7 @@ from runners.jobs.train.checkpoint import (
     TrainState,
     read_latest,
 )
-from runners.jobs.train.layout import AUTOCAST, Layout, Replicas, StepLoss, summed_loss
+from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layout_pipeline import (
     EncoderStage,
     LabelledBatch,
@@ -42,14 +42,11 @@ from runners.jobs.train.layout_states import (
     ShardedWeights,
     States,
     Weight,
-    check_world,
     rank_tokens,
     register_context_parallel_attention,
     use_context_parallel_attention,
 )
 from runners.jobs.train.layout_tensor import (
-    CompressedReplicas,
-    LocalReplicas,
     SliceRegistry,
     TensorSlice,
     TrainedParameters,
@@ -59,7 +56,7 @@ from runners.jobs.train.layout_tensor import (
     shard_matrices,
 )
 from runners.jobs.train.rows import Batch
-from runners.jobspec import ComputeDtype, TrainSpec
+from runners.jobspec import ComputeDtype
 from runners.jobspec.train import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
 
 WEIGHTS = "weights"  # the checkpoint table of the weights; the others are optimizer states
@@ -416,30 +413,3 @@ def _check_same_weights(model: PreTrainedModel, ranks: Ranks) -> None:
     if own_sum != lead_sum:
         msg = "this rank's weights are not the first one's; copy one model folder to every host"
         raise BadInputError(msg)
-
-
-# Selection of a training's layout.
-
-
-def chosen_layout(
-    model: PreTrainedModel, spec: TrainSpec, device: torch.device, ranks: Ranks
-) -> Layout:
-    """Return the layout for the spec: replicas, or a sharded layout.
-
-    Raises:
-        BadInputError: the layout has a different number of ranks, or cannot divide this model.
-    """
-    options = spec.layout
-    if options is not None and spec.parallel.on_lost_rank == "shrink":
-        options = options.with_pipeline_ranks(ranks.size)
-    if options is not None:
-        check_world(options, ranks)
-    if options is None:
-        return Replicas(model, spec.compute_dtype, device, ranks)
-    if not options.is_unsharded:
-        return ShardedLayout(model, options, spec.compute_dtype, device, ranks)
-    if options.gradient_compression is not None:
-        return CompressedReplicas(model, spec.compute_dtype, device, ranks, options)
-    if options.synchronization_interval_steps > 1:
-        return LocalReplicas(model, spec.compute_dtype, device, ranks, options)
-    return Replicas(model, spec.compute_dtype, device, ranks)
