@@ -1,7 +1,7 @@
 """Pages of the queue, and their actions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -115,8 +115,8 @@ class HostRow:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether every device of the host is free."""
-        return all(device.tone == "free" for device in self.devices)
+        """Return whether no job holds a device of the host."""
+        return not any(device.holders for device in self.devices)
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,13 @@ def _host_row(
 ) -> HostRow:
     is_open = host.state == HostState.READY and contact_of(host) is not Contact.UNREACHABLE
     devices = [_device_row(pk, picture, teams) for pk in device_ids]
+    if not is_open:  # what is free there takes no job now
+        devices = [
+            replace(each, words="no job starts", tone="shut") if each.tone == "free" else each
+            for each in devices
+        ]
     free = [device for device in devices if device.tone == "free"]
-    return HostRow(host, _state(host), devices, len(free) if is_open else 0, host.team_id in teams)
+    return HostRow(host, _state(host), devices, len(free), host.team_id in teams)
 
 
 def _state(host: Host) -> str:

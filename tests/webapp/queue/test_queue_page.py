@@ -1,6 +1,7 @@
 """The queue page, as people see it, and what operators change in a queue."""
 
 import re
+from datetime import timedelta
 
 import pytest
 
@@ -11,7 +12,7 @@ from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.models import Device
+from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Job
 from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.services import job_submit
@@ -56,6 +57,16 @@ def test_an_empty_queue_says_so_and_why_a_device_is_not_free(alice, node_a):
     assert "The queue is empty." in html
     assert "GPU 1 cordoned: ECC errors" in text(html)
     assert "GPU 2 used by process 4321, which is not a Slipway job" in text(html)
+
+
+def test_what_is_free_on_a_host_that_takes_no_job_is_not_offered(alice, node_a):
+    assert "of 4 free GPU 0 free" in text(page(alice))
+    for change in (
+        {"state": "draining"},
+        {"state": "ready", "last_seen_at": now() - timedelta(1)},
+    ):
+        Host.objects.filter(pk=node_a.pk).update(**change)
+        assert "0 of 4 free GPU 0 no job starts" in text(page(alice)), change
 
 
 def test_a_person_without_pools_is_led_to_the_first_host(charlie):

@@ -10,8 +10,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from runners.plans.pins import FIELD_TITLES
-from webapp.accounts.models import Membership, Role
-from webapp.accounts.services import chosen_of, is_at_least, memberships_in
+from runners.shared.schedulers import SCHEDULER_TERMS, SchedulerTerms
+from webapp.accounts.models import Membership, Role, memberships_of
+from webapp.accounts.services import chosen_of, is_at_least
 from webapp.core.display import fragment
 from webapp.core.templatetags.components import status
 from webapp.hosts.models import Host
@@ -62,7 +63,7 @@ def team_choices(context: dict[str, Any]) -> TeamChoices:
         return TeamChoices(None, [])
     choices: TeamChoices | None = getattr(request, KEPT, None)
     if choices is None:
-        memberships = memberships_in(request)
+        memberships = memberships_of(request.user)
         current = chosen_of(request, memberships)
         choices = TeamChoices(current, [each for each in memberships if each != current])
         setattr(request, KEPT, choices)
@@ -119,3 +120,10 @@ def field_words(text: str) -> str:
         return f"“{known}”" if known else found[0]
 
     return _FIELD.sub(title, text)
+
+
+@register.filter
+def scheduler_terms(kind: str) -> SchedulerTerms:
+    """Return a scheduler's words for its parts; facts of an older agent name none but Slurm."""
+    rows = {str(name): terms for name, terms in SCHEDULER_TERMS.items()}
+    return rows.get(kind, SCHEDULER_TERMS["slurm"])

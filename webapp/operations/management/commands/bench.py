@@ -34,7 +34,7 @@ from webapp.bench import (
     site,
     supervising,
 )
-from webapp.bench.peers import Answer, answers, rows
+from webapp.bench.peers import Answer, answers, cohort_figures, rows
 from webapp.bench.ratios import keep
 
 ROUNDS = 5
@@ -350,6 +350,8 @@ class Command(BaseCommand):
                 )
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
+        if options["peers"]:
+            figures += [Figure(*row) for row in cohort_figures(options["peers"].resolve(), others)]
         silent = [answer for answer in others if answer.reason]
         if options["json"]:
             self.stdout.write(json.dumps(_document(figures, silent), indent=2))
