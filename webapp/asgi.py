@@ -28,7 +28,7 @@ from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Djan
 
 from runners.shared.tunnel import CLOSE_NOT_FOUND  # noqa: E402 (as above)
 from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
-from webapp.api import hosts, jobs  # noqa: E402 (as above)
+from webapp.api import agents, jobs  # noqa: E402 (as above)
 from webapp.core.answers import with_defaults  # noqa: E402 (as above)
 from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
@@ -51,8 +51,8 @@ async def _application(scope: Scope, receive: Receive, send: Send) -> None:
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):
         await stream.application(scope, receive, with_policy(send))
-    elif scope["type"] == "http" and hosts.is_beat(scope):
-        await hosts.application(scope, receive, with_policy(send))
+    elif scope["type"] == "http" and agents.is_beat(scope):
+        await agents.application(scope, receive, with_policy(send))
     else:
         await in_turns(scope, receive, send)
 

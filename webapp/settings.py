@@ -102,6 +102,10 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "webapp.core.middleware.ProblemMiddleware",
 ]
+AUTHENTICATION_BACKENDS = [
+    "webapp.accounts.backends.MembershipBackend",
+    "django.contrib.auth.backends.ModelBackend",  # sessions of releases before it
+]
 ROOT_URLCONF = "webapp.urls"
 ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [

@@ -7,8 +7,21 @@
   const MAX_POINTS = 500;
   const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, scrollZoom: false, doubleClick: false };
   const FEWEST_SMOOTHED = 8;
+  const HOUR_MS = 3_600_000, DAY_MS = 24 * HOUR_MS;
   const charts = new Map();
   let plotlyLoading = null;
+
+  /* How times since the start are written on an axis that ends there: hours and days never begin
+     anew at zero. The axis is of dates from midnight on a first of January, the run's first day. */
+  const clockOf = (length) => {
+    if (length < HOUR_MS) return { tickformat: "%-M:%S", hoverformat: "%-M:%S" };
+    const day = length < DAY_MS ? "" : "day %-j, ";
+    const stops = [[null, 60_000, `${day}%-H:%M:%S`], [60_000, DAY_MS, `${day}%-H:%M${day ? "" : " h"}`], [DAY_MS, null, "day %-j"]];
+    return {
+      tickformatstops: stops.map(([from, to, value]) => ({ dtickrange: [from, to], value })),
+      hoverformat: `${day}%-H:%M:%S`,
+    };
+  };
 
   /* How all charts of a page are shown: over the step or time, losses by their logarithm, smoothed.
      The page that has the switches says so; others are over time as measured. */
@@ -189,6 +202,8 @@
       this.plot.classList.remove("awaited");
       const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
       const { data, layout } = resolve(this.figure);
+      const { type, range } = layout.xaxis;
+      if (type === "date") layout.xaxis = { ...layout.xaxis, ...clockOf(range[1] - layout.meta.origin_ms) };
       if (tools) apply({ data, layout }, this.element.dataset.section);
       for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
       layout.xaxis.showticklabels = this.measured.x.length > 0; // before it, time has not begun
@@ -205,7 +220,11 @@
     }
   }
 
-  /* One chart is drawn in a task: keys and clicks are answered between two of them. */
+  /* One chart is drawn in a frame: keys and clicks are answered, and shown, before the next one. */
+  const painted = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 100); // a page in the background has no frames
+  });
   const waiting = new Set();
   let isDrawing = false;
   const drawSoon = async (chart) => {
@@ -215,10 +234,10 @@
     isDrawing = true;
     try {
       for (const next of waiting) { // also those that are added meanwhile
+        await painted();
         waiting.delete(next);
         while (document.querySelector("dialog[open]")) await new Promise((done) => { setTimeout(done, 500); }); // they are behind it
         if (next.isVisible && next.isDirty) await next.draw();
-        await new Promise((done) => { setTimeout(done); });
       }
     } finally { isDrawing = false; }
   };

@@ -19,12 +19,20 @@
     (each) => NAMING.every((name) => each.getAttribute(name) === element.getAttribute(name)),
   );
 
+  /* The rows of a folded table are drawn when it is unfolded: those of twenty charts took most of an
+     answer's time. */
+  const isFolded = (region) => region.localName === "tbody" && region.closest("details:not([open])");
+  document.addEventListener("toggle", ({ target }) => {
+    if (target.open && target.querySelector("tbody[data-region]")) refreshSoon(true);
+  }, true);
+
   /* Regions: each [data-region] takes the children of its namesake, if they differ. */
   const swap = (fresh) => {
     for (const region of document.querySelectorAll("[data-region]")) {
       const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
       if (!other) continue;
       region.hidden = other.hidden; /* a card that has had nothing to show until now */
+      if (isFolded(region)) continue;
       if (other.innerHTML === region.innerHTML) continue;
       if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
       const unfolded = [...region.querySelectorAll("details[open][id]")].map((one) => one.id);
@@ -34,7 +42,7 @@
       if (focused) twinOf(focused, region)?.focus({ preventScroll: true });
       for (const id of unfolded) document.getElementById(id)?.setAttribute("open", "");
       for (const box of region.querySelectorAll("input.pick")) box.checked = ticked.includes(box.value);
-      if (window.htmx) window.htmx.process(region);
+      if (window.htmx && region.querySelector("[hx-get], [hx-post]")) window.htmx.process(region);
     }
     charts?.mount();
     const title = fresh.querySelector("[data-title]");

@@ -4,7 +4,7 @@ import re
 from typing import Self, TypeVar
 
 from django.conf import settings
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.db import models
 
 from webapp.core.ids import UlidModel
@@ -94,23 +94,38 @@ class Quota(models.Model):
         return f"quota of {self.team_id}"
 
 
-def team_ids_of(user: AbstractBaseUser | AnonymousUser) -> list[str]:
-    """Return the ids of a user's teams; none for an anonymous user."""
+_KEPT = "_memberships"  # of a request's user, who is read anew with each request
+
+
+def memberships_keep(user: User, memberships: list[Membership]) -> None:
+    """Keep the memberships, with their teams and oldest first, that were read with a user."""
+    for each in memberships:
+        each.user = user
+    setattr(user, _KEPT, memberships)
+
+
+def memberships_of(user: AbstractBaseUser | AnonymousUser) -> list[Membership]:
+    """Return the memberships that count for a user, with their teams, oldest first.
+
+    None for an anonymous user. For one who came with a token those of its team alone:
+    ``webapp.api.auth`` sets ``token_team_id`` on the user of such a request, whose memberships
+    are read once.
+    """
     if not user.is_authenticated:
         return []
-    mine = within_token(Membership.objects.filter(user_id=user.pk), user)
-    return list(mine.order_by("team_id").values_list("team_id", flat=True))
-
-
-def within_token(
-    memberships: models.QuerySet[Membership], user: AbstractBaseUser | AnonymousUser
-) -> models.QuerySet[Membership]:
-    """Return the memberships that count for a user who came with a token: its team's alone.
-
-    ``webapp.api.auth`` sets ``token_team_id`` on the user of such a request.
-    """
     team_id = getattr(user, "token_team_id", None)
-    return memberships if team_id is None else memberships.filter(team_id=team_id)
+    memberships: list[Membership] | None = getattr(user, _KEPT, None)
+    if memberships is None:
+        stored = Membership.objects.filter(user_id=user.pk)
+        memberships = list(stored.select_related("team").order_by("pk"))
+        if team_id is not None:
+            setattr(user, _KEPT, memberships)
+    return [each for each in memberships if team_id in {None, each.team_id}]
+
+
+def team_ids_of(user: AbstractBaseUser | AnonymousUser) -> list[str]:
+    """Return the ids of a user's teams; none for an anonymous user."""
+    return sorted(each.team_id for each in memberships_of(user))
 
 
 Owned_co = TypeVar("Owned_co", bound="TeamOwned", covariant=True)

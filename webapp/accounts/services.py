@@ -20,7 +20,7 @@ from webapp.accounts.models import (
     Team,
     TeamOwned,
     TeamQuerySet,
-    within_token,
+    memberships_of,
 )
 from webapp.core.problems import ConflictProblem
 
@@ -137,16 +137,13 @@ def admin_ensure() -> str | None:
 
 
 SESSION_KEY = "team"
-MEMBERSHIPS = "_memberships"  # request attribute that keeps them
 Owned = TypeVar("Owned", bound=TeamOwned)
 View = Callable[..., HttpResponseBase]
 
 
 def membership_of(user: User | AnonymousUser, team: Team) -> Membership | None:
     """Return the user's membership of a team, or None."""
-    if not user.is_authenticated:
-        return None
-    return within_token(Membership.objects.filter(user=user, team=team), user).first()
+    return next((each for each in memberships_of(user) if each.team_id == team.pk), None)
 
 
 def has_role(user: User | AnonymousUser, team: Team, role: Role) -> bool:
@@ -172,23 +169,6 @@ def current_membership(request: HttpRequest) -> Membership:
     if membership is None:
         raise PermissionDenied("You belong to no team yet. Ask an admin to add you to one.")
     return membership
-
-
-def memberships_of(user: User | AnonymousUser) -> list[Membership]:
-    """Return a user's memberships, oldest first."""
-    if not user.is_authenticated:
-        return []
-    mine = within_token(Membership.objects.filter(user=user), user)
-    return list(mine.select_related("team").order_by("pk"))
-
-
-def memberships_in(request: HttpRequest) -> list[Membership]:
-    """Return the memberships of a request's user, oldest first; read once a request."""
-    memberships: list[Membership] | None = getattr(request, MEMBERSHIPS, None)
-    if memberships is None:
-        memberships = memberships_of(request.user)
-        setattr(request, MEMBERSHIPS, memberships)
-    return memberships
 
 
 def chosen_of(request: HttpRequest, memberships: list[Membership]) -> Membership | None:
@@ -259,7 +239,7 @@ def visible_with_role_or_404(
     model: type[Owned], request: HttpRequest, **lookup: object
 ) -> tuple[Owned, Role]:
     """Return an object of a team of the user, with the user's role there, else raise Http404."""
-    roles = {each.team_id: Role(each.role) for each in memberships_in(request)}
+    roles = {each.team_id: Role(each.role) for each in memberships_of(request.user)}
     rows = cast("TeamQuerySet[Owned]", model.objects).filter(team__in=list(roles))
     row = get_object_or_404(rows.select_related("team"), **lookup)
     return row, roles[row.team_id]

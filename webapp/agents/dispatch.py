@@ -396,7 +396,7 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> Clai
         if locked is None or not _claim(attempt_id, request):
             return _reply(_claimed_before(attempt_id, host, request))
         attempt = Attempt.objects.get(pk=attempt_id)
-        attempt.facts = host.facts
+        attempt.facts = _facts_of_attempt(host.facts)
         attempt.save(update_fields=["facts"])
         actor = f"host:{host.slug}"
         detail = details(request.checks)
@@ -405,6 +405,17 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> Clai
             transition(locked, JobState.STARTING, actor=actor, attempt=leader, detail=detail)
         Command.objects.filter(attempt=attempt, kind="start").update(state="acked")
         return _reply(attempt)
+
+
+OF_OTHERS = frozenset({"other_jobs", "num_other_jobs"})
+
+
+def _facts_of_attempt(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what an attempt keeps of its host: all but the jobs that others ran there then."""
+    if not (scheduler := facts.get("scheduler")):
+        return facts
+    kept = {name: value for name, value in scheduler.items() if name not in OF_OTHERS}
+    return {**facts, "scheduler": kept}
 
 
 def _leader_with_new_port(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt | None:

@@ -21,7 +21,7 @@ from webapp.core.clock import now
 from webapp.jobs.allocation import allocate_after
 from webapp.jobs.gangs import all_started, devices_release, member_ended
 from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
-from webapp.jobs.results import results_store
+from webapp.jobs.results import store_measurements_and_models
 from webapp.jobs.transitions import NO_PROGRESS, final_state, transition
 
 # Kinds that change no state: points, and what ``job_figures`` reads. The others change rows of
@@ -136,7 +136,7 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
         reason=record.reason,
         detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
     ):
-        results_store(job, attempt)
+        store_measurements_and_models(job, attempt)
     transaction.on_commit(lambda: allocate_after(attempt))
 
 

@@ -72,7 +72,7 @@ class TokenAuth(HttpBearer):
                 f"“{found.name}” is {held.value}. Make a token of that scope.",
             )
         user: User = found.user
-        user.token_team_id = found.team_id  # type: ignore[attr-defined]  # within_token reads it
+        user.token_team_id = found.team_id  # type: ignore[attr-defined]  # memberships_of reads it
         request.user = user
         token_act(found)
         inputs_check(request)

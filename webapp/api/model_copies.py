@@ -17,7 +17,7 @@ from runners.client.replies.model_copies import (
     PartReply,
 )
 from runners.hub.repository import COMMIT
-from runners.jobspec.base import REPOSITORY, RevisionText
+from runners.jobspec.base import REPOSITORY, RevisionText, owner_fault
 from runners.shared.messages import (
     MAX_COPIED_FILES,
     CopyEnd,
@@ -30,8 +30,8 @@ from runners.shared.messages import (
     UploadState,
 )
 from webapp.accounts.services import visible_or_404
+from webapp.api.agents import OF_HOSTS, HostAuth, calling_host
 from webapp.api.auth import ADMIN, READ
-from webapp.api.hosts import OF_HOSTS, HostAuth, calling_host
 from webapp.api.requests import Paging, Sent, page_of
 from webapp.core.bodies import takes_file
 from webapp.core.problems import REFUSALS, InvalidProblem, NotFoundProblem, bytes_in, bytes_out
@@ -152,6 +152,8 @@ def copy_begin(request: HttpRequest, slug: str, body: NewModelCopy) -> Status[Mo
             "Give model as org/name@commit with the files that you send, or source: the host "
             "that has the model.",
         )
+    if fault := owner_fault(repository):
+        raise InvalidProblem("model", f"{fault}.")
     if not COMMIT.fullmatch(commit):
         raise InvalidProblem(
             "model", f"The commit of {repository} is {commit[:50]!r}; it has 40 hex digits."

@@ -23,13 +23,12 @@ from runners.client.replies.team import (
     TokenPage,
     TokenReply,
 )
-from webapp.accounts.models import AccessToken, Membership, Role, Scope, Secret
+from webapp.accounts.models import AccessToken, Membership, Role, Scope, Secret, memberships_of
 from webapp.accounts.secrets import secret_delete, secret_store
 from webapp.accounts.services import (
     check_role,
     current_membership,
     current_team,
-    memberships_of,
     signed_in,
     visible_or_404,
 )

@@ -19,13 +19,13 @@ from ninja.openapi.schema import OpenAPISchema
 from pydantic import BaseModel
 
 from webapp.api import (
+    agents,
     cached_models,
     deployments,
     hosts,
     jobs,
     launches,
     library,
-    machines,
     model_copies,
     openapi,
     plans,
@@ -151,19 +151,19 @@ api = DocumentedAPI(
 )
 problems.install(api)
 
-api.add_router("/hosts", hosts.router)
-api.add_router("/attempts", hosts.attempts_router)
+api.add_router("/hosts", agents.router)
+api.add_router("/attempts", agents.attempts_router)
 api.add_router("/plans", plans.router)
 api.add_router("", plans.jobs_router)
 api.add_router("", launches.router)
 api.add_router("/planner", plans.planner_router)
 api.add_router("", jobs.router)
 api.add_router("", stored_files.router)
-api.add_router("/hosts", machines.router)
+api.add_router("/hosts", hosts.router)
 api.add_router("/hosts", cached_models.router)
 api.add_router("/hosts", model_copies.router)
 api.add_router("/copies", model_copies.of_hosts)
-api.add_router("/pools", machines.queue_router)
+api.add_router("/pools", hosts.queue_router)
 api.add_router("/workflows", workflows.router)
 api.add_router("", tunings.router)
 api.add_router("", deployments.router)

@@ -163,7 +163,7 @@ _UNITS_BY_SUFFIX = (
     ("_bytes", "bytes", "GiB", 2.0**-30),
     ("_utilization", "ratio", "%", 100.0),
 )
-OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
+DRAWN_IF_REPORTED = (LOSS, TOKENS, PREFILL, DECODE)
 JUDGED = (VALIDATION, ACCURACY, F1)  # for classification, after the loss
 COMPARED = (
     REWARD,
@@ -217,7 +217,9 @@ def charts_for(
     """
     reported = set(metrics)
     charts = list(BY_KIND.get(kind, (MEMORY, PROCESSOR)))
-    charts = [each for each in OPTIONAL if each.metric in reported and each not in charts] + charts
+    charts = [
+        each for each in DRAWN_IF_REPORTED if each.metric in reported and each not in charts
+    ] + charts
     behind_loss = charts.index(LOSS) + 1 if LOSS in charts else 1
     follow = [*COMPARED, *(JUDGED if ACCURACY.metric in reported else ())]
     charts[behind_loss:behind_loss] = [each for each in follow if each.metric in reported]
@@ -316,10 +318,6 @@ SIDE_WORDS: dict[Side, str] = {
 }
 MAX_POINTS = 500
 ORIGIN_MS = 946_684_800_000  # midnight, 1 January 2000 UTC
-CLOCK = [
-    {"dtickrange": [None, 3_600_000], "value": "%-M:%S"},
-    {"dtickrange": [3_600_000, None], "value": "%-H:%M h"},
-]
 
 
 @dataclass(frozen=True)
@@ -383,8 +381,6 @@ def template() -> Figure:
             **axis,
             "type": "date",
             "showgrid": False,
-            "tickformatstops": CLOCK,
-            "hoverformat": "%-H:%M:%S",
             "nticks": 5,
         },
         "yaxis": {**axis, "nticks": 5, "tickformat": ",~r", "separatethousands": True},

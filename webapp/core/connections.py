@@ -2,13 +2,24 @@
 
 import asyncio
 import resource
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from runners.shared.timing import TUNNEL_PING_SECONDS, TUNNEL_PONG_SECONDS
+from runners.shared.tunnel import MAX_FRAME_BYTES
+
 HEADER_SECONDS = 20.0
 MOST_FILES = 65_536
+# Arguments of ``uvicorn.Config`` for the hosts' WebSockets.
+WEBSOCKETS: Mapping[str, Any] = {
+    "ws_max_size": MAX_FRAME_BYTES,
+    "ws_per_message_deflate": False,
+    "ws_ping_interval": TUNNEL_PING_SECONDS,
+    "ws_ping_timeout": TUNNEL_PONG_SECONDS,
+}
 
 
 class HeaderDeadlineProtocol(HttpToolsProtocol):

@@ -21,7 +21,7 @@ from types import FrameType
 
 import uvicorn
 
-from runners.shared.tunnel import MAX_FRAME_BYTES
+from webapp.core.connections import WEBSOCKETS
 from webapp.core.handover import Channel, Fork, SharedProtocol, SharingServer, Side
 from webapp.core.logs import freeze_loaded, give_back_memory
 
@@ -39,8 +39,7 @@ def main(arguments: list[str]) -> int:
     config = uvicorn.Config(
         options.application,
         http=partial(SharedProtocol, side=side),  # type: ignore[arg-type]  # makes protocols as a class
-        ws_max_size=MAX_FRAME_BYTES,
-        ws_per_message_deflate=False,
+        **WEBSOCKETS,
         access_log=False,
         proxy_headers=bool(options.proxies),
         forwarded_allow_ips=options.proxies or None,

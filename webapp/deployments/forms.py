@@ -1,6 +1,7 @@
 """Forms of deployments: keep a plan under a name, change it, make a key."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from django import forms
 from django.utils.text import slugify
@@ -8,9 +9,9 @@ from pydantic import ValidationError
 
 from planner.specs.units import MINUTE
 from runners.jobspec.base import NAME_LENGTH
-from runners.plans.refusals import DraftProblem
 from webapp.core.numbers import DecimalField, WholeField
-from webapp.core.problems import InvalidProblem, Problem
+from webapp.core.problems import InvalidProblem
+from webapp.core.refusals import RefusableForm
 from webapp.deployments.keys import (
     DEFAULT_HOLD_SECONDS,
     DEFAULT_OVERLAP_HOURS,
@@ -95,8 +96,10 @@ def deploy_form(
     return DeployForm(bound, initial={"deploy_name": name[:MODEL_NAME_LENGTH]})
 
 
-class ChangeForm(forms.Form):
+class ChangeForm(RefusableForm):
     """What may change of a deployment while it keeps its name."""
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {"idle_seconds": "idle_minutes"}
 
     plan = forms.ChoiceField(
         label="Plan",
@@ -166,12 +169,6 @@ class ChangeForm(forms.Form):
         self.fields["plan"].choices = choices  # type: ignore[attr-defined]
         self.plans = {each.pk: each for each in versions}
 
-    def refuse(self, problem: DraftProblem | Problem) -> None:
-        """Show a refusal at the field that it names, else above them all."""
-        named = problem.field if isinstance(problem, DraftProblem) else problem.code
-        field = "idle_minutes" if named == "idle_seconds" else named
-        self.add_error(field if field in self.fields else None, str(problem))
-
     def changes(self) -> dict[str, Any]:
         """Return the fields of a valid form that differ from the deployment's."""
         chosen, row = self.cleaned_data, self.deployment
@@ -217,7 +214,7 @@ class KeyForm(forms.Form):
         label="Tokens a month", min_value=1, required=False, help_text="Of the calendar, UTC"
     )
     hold_seconds = DecimalField(
-        label="Wait for a model to wake, in seconds",
+        label="Wait for a model, in seconds",
         min_value=0,
         max_value=MOST_HOLD_SECONDS,
         initial=int(DEFAULT_HOLD_SECONDS),

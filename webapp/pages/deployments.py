@@ -15,7 +15,6 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_GET, require_POST
 
 from runners.plans.launch import Launch
-from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Membership, Role, team_ids_of
 from webapp.accounts.services import (
     current_membership,
@@ -90,6 +89,7 @@ from webapp.deployments.usage import (
 )
 from webapp.deployments.warm_hours import warm_hours
 from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.acting import act, save_by_form
 from webapp.plans.models import Plan
 
 PAGE_SIZE = 50
@@ -218,10 +218,7 @@ def deployment_playground_key(request: HttpRequest, deployment_id: str) -> HttpR
 def deployment_wake_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
     """Load a deployment's model now."""
     row = usable_deployment(request, deployment_id)
-    try:
-        deployment_wake(row, by=signed_in(request))
-    except (DraftProblem, Problem) as problem:
-        messages.error(request, str(problem))
+    act(request, lambda: deployment_wake(row, by=signed_in(request)))
     return redirect("deployment-detail", row.pk)
 
 
@@ -229,11 +226,8 @@ def deployment_wake_view(request: HttpRequest, deployment_id: str) -> HttpRespon
 def deployment_sleep_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
     """Stop what runs of a deployment."""
     row = deployment_for(request, deployment_id)
-    try:
-        deployment_sleep(deployment=row, by=signed_in(request))
-        messages.success(request, f"{row.name} goes to sleep; the next request wakes it.")
-    except Problem as problem:
-        messages.error(request, problem.detail)
+    words = f"{row.name} goes to sleep; the next request wakes it."
+    act(request, lambda: deployment_sleep(deployment=row, by=signed_in(request)), words)
     return redirect("deployment-detail", row.pk)
 
 
@@ -242,27 +236,22 @@ def deployment_change_view(request: HttpRequest, deployment_id: str) -> HttpResp
     """Change a deployment; what is refused shows the form again."""
     row = deployment_for(request, deployment_id)
     form = ChangeForm(row, request.POST)
-    if not form.is_valid():
-        return _detail(request, row, form)
-    try:
-        deployment_change(deployment=row, by=signed_in(request), **form.changes())
-        messages.success(request, f"{row.name} is changed.")
-    except (DraftProblem, Problem) as problem:
-        form.refuse(problem)
-        return _detail(request, row, form)
-    return redirect("deployment-detail", row.pk)
+    return save_by_form(
+        request,
+        form,
+        lambda: deployment_change(deployment=row, by=signed_in(request), **form.changes()),
+        lambda: _detail(request, row, form),
+        words="{row} is changed.",
+        page="deployment-detail",
+    )
 
 
 @require_POST
 def deployment_delete_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
     """Delete a deployment; its jobs stop."""
     row = deployment_for(request, deployment_id)
-    try:
-        deployment_delete(deployment=row, by=signed_in(request))
-    except Problem as problem:
-        messages.error(request, problem.detail)
-    else:
-        messages.success(request, f"{row.name} is deleted; what runs of it stops.")
+    words = f"{row.name} is deleted; what runs of it stops."
+    act(request, lambda: deployment_delete(deployment=row, by=signed_in(request)), words)
     return redirect("deployment-list")
 
 

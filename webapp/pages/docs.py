@@ -40,7 +40,7 @@ TASKS: dict[str, tuple[str, ...]] = {  # pages by what a reader wants to do, in 
         "jobs", "training-data", "models-by-name", "generation", "workflows", "queue", "failures",
     ),
     "Serve": ("serving", "deployments", "endpoints", "observed-servers"),
-    "Hosts": ("hosts", "slurm", "kubernetes"),
+    "Hosts": ("hosts", "slurm", "kubernetes", "ray"),
     "Operate": (
         "configuration", "operations", "backup", "proxies", "command-line-server", "threats",
         "trust", "asvs",

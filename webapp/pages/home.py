@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import Prefetch, QuerySet
+from django.db.models import F, Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import resolve, reverse
@@ -14,14 +14,16 @@ from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 
 from runners.plans.document import GOALS
-from webapp.accounts.models import Role
-from webapp.accounts.services import chosen_of, is_at_least, memberships_in
+from webapp.accounts.models import Role, memberships_of
+from webapp.accounts.services import chosen_of, is_at_least
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
 from webapp.core.search import folded
 from webapp.core.templatetags.components import NAVIGATION
 from webapp.deployments.alarms import alarms_for
+from webapp.deployments.models import Deployment
+from webapp.deployments.states import DeploymentView, views_of
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
@@ -45,6 +47,7 @@ ENDED_FOR = timedelta(days=1)
 MOST_JOBS = 6
 MOST_ENDED = 5
 MOST_DRAFTS = 3
+MOST_DEPLOYMENTS = 4
 MOST_KEYS = 2  # of those at a limit, so that failed jobs have room
 NAMED = "named_model"  # in the session: a refused name, until the page shows it again
 OF_WAITING = ("name", "queued_at", "host__name", "requested_host__name", "pool__name")
@@ -202,6 +205,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "running": [(job, progress(job)) for job in running],
         "recent": recent,
         "ended": ended,
+        "deployments": _deployments(request.user),
         "drafts": _drafts(request.user),
         "hosts": [_host_row(host) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
@@ -230,6 +234,14 @@ def _ended(jobs: QuerySet[Job]) -> list[tuple[Job, AgainstPrediction | None]]:
     )
     found = latest.prefetch_related(measured)[:MOST_ENDED]
     return [(job, against_prediction(job.measurements.all())) for job in found]
+
+
+def _deployments(user: User | AnonymousUser) -> list[DeploymentView]:
+    """Return the deployments of the user's teams with their states, the last used first."""
+    rows = Deployment.objects.visible_to(user).filter(deleted_at=None).select_related("plan")
+    latest = rows.order_by(F("last_used_at").desc(nulls_last=True), "-created_at", "pk")
+    found = list(latest[:MOST_DEPLOYMENTS])
+    return views_of(found) if found else []
 
 
 def _drafts(user: User | AnonymousUser) -> list[tuple[Plan, str]]:
@@ -324,7 +336,7 @@ def palette_entries(request: HttpRequest, query: str, groups: list[Group]) -> li
         Entry("Docs", f"{each.title}{f' · {each.heading}' if each.heading else ''}", each.url)
         for each in search_docs(query)[:MOST_ACTIONS]
     ]
-    membership = chosen_of(request, memberships_in(request))
+    membership = chosen_of(request, memberships_of(request.user))
     role = Role(membership.role) if membership else Role.VIEWER
     open_pages = [each for each in pages if _is_open(each, role)][:MOST_JOBS]
     return [*open_pages, *(each for each in models if _is_open(each, role)), *found, *docs]

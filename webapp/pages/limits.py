@@ -31,8 +31,8 @@ from runners.plans.fields import Part, faults_in
 from runners.plans.pins import PINS
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import WORKLOADS
-from webapp.accounts.models import Team
-from webapp.accounts.services import chosen_of, memberships_of
+from webapp.accounts.models import Team, memberships_of
+from webapp.accounts.services import chosen_of
 from webapp.core.display import (
     DASH,
     NBSP,
@@ -51,7 +51,7 @@ from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.plans.alternatives import TARGET_WORDS, target_words
 from webapp.plans.engine_words import engine_title, family_words
-from webapp.plans.explanation import device_words, dtype_words, strategy_words
+from webapp.plans.explanation import device_words, strategy_words, weights_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
 from webapp.plans.verdict import ERROR_WORDS, Verdict, estimate_figures, evidence_url, memory_rows
@@ -467,7 +467,9 @@ def _reason(failure: FirstFailure) -> str:
     if (words := target_words(failure)) and failure.required and failure.limit:
         return f"{fits}{words} {exact(failure.required)}, the target is {exact(failure.limit)}"
     if failure.constraint == "max_concurrency" and failure.required and failure.limit:
-        return f"memory holds {whole(failure.required)} at once, not {whole(failure.limit)}"
+        # The strategy nearest to a plan is seldom the one that is shown: its memory may be full.
+        holds = f"holds {whole(failure.required)} at once, not {whole(failure.limit)}"
+        return f"the closest strategy, {family}, {holds}" if family else f"memory {holds}"
     if failure.constraint in TARGET_WORDS:
         return f"{fits}{failure.reason.removeprefix(f'{failure.family}: ')}"
     return failure.reason
@@ -480,11 +482,11 @@ def exact(seconds: float) -> str:
 
 
 def _row(limit: Limit) -> Row:
-    dtype = dtype_words(limit.estimate.strategy.weight_dtype)
+    weights = weights_words(limit.estimate.strategy)
     usage = limit.estimate.memory
     return Row(
         name=_in_engine(limit.name.rsplit(" in ", 1)[0], limit),
-        value=f"{parameters(float(limit.value))} · {dtype}",
+        value=f"{parameters(float(limit.value))} · {weights}",
         memory=f"{memory(usage.per_device_peak_bytes)} of {memory(usage.capacity_bytes)}",
         beyond=f"{limit.beyond.value}: {_reason(limit.beyond)}" if limit.beyond else DASH,
     )

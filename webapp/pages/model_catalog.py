@@ -22,13 +22,12 @@ from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
 from runners.jobspec.compress import QUANTISED_DTYPES
-from webapp.accounts.models import Role
+from webapp.accounts.models import Role, memberships_of
 from webapp.accounts.services import (
     chosen_of,
     current_team,
     has_role,
     membership_of,
-    memberships_of,
     require_role,
 )
 from webapp.bench.ratios import level_of, stored
@@ -286,13 +285,17 @@ def model_delete_view(request: HttpRequest, model_id: str) -> HttpResponse:
 @require_role(Role.PRACTITIONER)
 @takes_file(MAX_CONFIG_BYTES)
 def model_new(request: HttpRequest) -> HttpResponse:
-    """Register a model by its config.json, or show the form with its errors."""
-    form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="")
+    """Register a model by its repository or config.json, or show the form with its errors."""
+    team = current_team(request)
+    form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="", team=team)
     if request.method == "POST" and form.is_valid():
+        chosen = form.cleaned_data["chosen"]
         model = TeamModel.objects.create(
-            team=current_team(request),
+            team=team,
             name=form.cleaned_data["name"],
-            source="config",
+            source=chosen.source or "config",
+            repository=chosen.repository or "",
+            revision=chosen.revision or "",
             config=form.cleaned_data["config"],
             num_parameters=num_parameters(form.cleaned_data["shape"]),
         )

@@ -3,19 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import owned_for, signed_in
 from webapp.core.parameters import page_number
-from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.series import JobSeries, series_delete
 from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.acting import act
 
 PAGE_SIZE = 20
 S = TypeVar("S", bound=JobSeries)
@@ -38,25 +36,18 @@ def series_page(
 
 
 def series_act(
-    request: HttpRequest, model: type[S], pk: str, act: Callable[..., object], words: str
+    request: HttpRequest, model: type[S], pk: str, change: Callable[..., object], words: str
 ) -> HttpResponse:
     """Act on a row that the person may change, and say that it is done or why not."""
     series = owned_for(request, model, pk=pk)
-    try:
-        act(series, by=signed_in(request))
-        messages.success(request, words)
-    except (DraftProblem, Problem) as problem:
-        messages.error(request, str(problem))
+    act(request, lambda: change(series, by=signed_in(request)), words)
     return redirect(f"{model._meta.model_name}-detail", series.pk)
 
 
 def series_remove(request: HttpRequest, model: type[S], pk: str) -> HttpResponse:
     """Take an ended row out of the list."""
     series = owned_for(request, model, pk=pk)
-    try:
-        series_delete(series, by=signed_in(request))
-    except Problem as problem:
-        messages.error(request, problem.detail)
-        return redirect(f"{model._meta.model_name}-detail", series.pk)
-    messages.success(request, f"{series.title} is deleted; its jobs stay.")
-    return redirect(f"{model._meta.model_name}-list")
+    words = f"{series.title} is deleted; its jobs stay."
+    if act(request, lambda: series_delete(series, by=signed_in(request)), words):
+        return redirect(f"{model._meta.model_name}-list")
+    return redirect(f"{model._meta.model_name}-detail", series.pk)

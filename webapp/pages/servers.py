@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -20,10 +19,9 @@ from webapp.accounts.services import (
 )
 from webapp.core.clock import now_ms
 from webapp.core.parameters import choice_in_query, page_number, reads_query
-from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
-from webapp.core.vault import VaultError
 from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.acting import act, save_by_form
 from webapp.servers.comparing import compare_with_plan
 from webapp.servers.engines import BY_NAME
 from webapp.servers.forms import ServerForm
@@ -76,24 +74,21 @@ def _list(request: HttpRequest, form: ServerForm | None = None) -> HttpResponse:
 def server_save(request: HttpRequest) -> HttpResponse:
     """Watch a server from now on; what is refused shows the form again."""
     form = ServerForm(current_team(request), request.POST)
-    if not form.is_valid():
-        return _list(request, form)
-    try:
-        made = server_add(
+    return save_by_form(
+        request,
+        form,
+        lambda: server_add(
             team=current_team(request),
             by=signed_in(request),
             url=form.cleaned_data["url"],
             name=form.cleaned_data["name"],
             links=form.links,
             key=form.new_key or "",
-        )
-    except (Problem, VaultError) as problem:
-        form.refuse(problem)
-        return _list(request, form)
-    messages.success(
-        request, f"{made.name} is watched; its first look is within {EVERY_SECONDS:g} s."
+        ),
+        lambda: _list(request, form),
+        words=f"{{row}} is watched; its first look is within {EVERY_SECONDS:g} s.",
+        page="server-detail",
     )
-    return redirect("server-detail", made.pk)
 
 
 @require_GET
@@ -151,31 +146,26 @@ def server_edit(request: HttpRequest, server_id: str) -> HttpResponse:
     """Change a server's name, or what stands beside it; what is refused shows the form again."""
     row = server_for(request, server_id)
     form = ServerForm(row.team, request.POST, server=row)
-    if not form.is_valid():
-        return _detail(request, row, form)
-    try:
-        changed = server_change(
+    return save_by_form(
+        request,
+        form,
+        lambda: server_change(
             server=row,
             by=signed_in(request),
             name=form.cleaned_data["name"],
             links=form.links,
             key=form.new_key,
-        )
-    except (Problem, VaultError) as problem:
-        form.refuse(problem)
-        return _detail(request, row, form)
-    messages.success(request, f"{changed.name} is changed.")
-    return redirect("server-detail", row.pk)
+        ),
+        lambda: _detail(request, row, form),
+        words="{row} is changed.",
+        page="server-detail",
+    )
 
 
 @require_POST
 def server_delete(request: HttpRequest, server_id: str) -> HttpResponse:
     """Watch a server no longer; the server itself is left alone."""
     row = server_for(request, server_id)
-    try:
-        server_remove(server=row, by=signed_in(request))
-    except Problem as problem:
-        messages.error(request, problem.detail)
-    else:
-        messages.success(request, f"{row.name} is watched no longer; it runs on untouched.")
+    words = f"{row.name} is watched no longer; it runs on untouched."
+    act(request, lambda: server_remove(server=row, by=signed_in(request)), words)
     return redirect("server-list")

@@ -18,7 +18,7 @@ from planner.specs.workload import Strategy
 from runners.jobspec import UploadedData
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem, naming_the_field
-from runners.plans.request import Surroundings, request_of, shared_processor
+from runners.plans.request import Surroundings, planned_shape, request_of, shared_processor
 from runners.plans.training_data import uploads_named
 from runners.plans.workloads import TRAINING_GOALS, TrainingData
 from webapp.accounts.models import Team
@@ -175,7 +175,7 @@ def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
 def draft_shape(plan: Plan) -> ModelSpec | None:
     """Return the shape of the plan's model, or None if it has none."""
     try:
-        return find_model(NamedRows(plan.document, plan).model)
+        return planned_shape(plan.document, NamedRows(plan.document, plan).model)
     except DraftProblem:
         return None
 

@@ -309,7 +309,7 @@ def prediction_of(
     if isinstance(spec, BenchmarkSpec):
         return _predict_benchmark(spec, best, question)
     if isinstance(spec, EvaluateSpec):
-        return {}
+        return _predict_evaluation(spec, question)
     predictions: dict[str, dict[str, Any]] = {}
     for prefix, dtype in spec.predictable_phases:
         tokens = (spec.prompt_tokens, spec.output_tokens)
@@ -318,6 +318,15 @@ def prediction_of(
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
             predictions |= {f"{prefix}{name}": figure for name, figure in figures.items()}
     return predictions
+
+
+def _predict_evaluation(spec: EvaluateSpec, question: Question) -> dict[str, dict[str, Any]]:
+    """Return the prediction of a model evaluated alone; an original's shape is not known here."""
+    if spec.original is not None or question.host is None:
+        return {}
+    shape = question.request.model
+    config = shape.model_dump(mode="json") if isinstance(shape, ModelSpec) else shape
+    return evaluation_prediction(spec, TeamModel(config=config, host=question.host), config)
 
 
 def _offload_predictions(

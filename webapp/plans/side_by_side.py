@@ -10,7 +10,7 @@ from runners.plans.pins import FIELD_TITLES
 from webapp.core.display import DASH, Figure, memory
 from webapp.plans.alternatives import strategies_of
 from webapp.plans.engine_words import engine_title
-from webapp.plans.explanation import dtype_words, strategy_words
+from webapp.plans.explanation import format_words, strategy_words
 from webapp.plans.verdict import GOAL_FIGURES, Value, figure_values
 
 MOST = 4  # as of jobs
@@ -66,6 +66,8 @@ def _flat(strategy: Strategy) -> dict[str, Any]:
     rollout = fields.pop("rollout", None)
     if rollout is not None:
         fields |= {f"{ROLLOUT}{name}": value for name, value in rollout.stated.items()}
+    if ":" in (strategy.quantization or ""):  # the type of a packed file says it all
+        fields["weight_dtype"] = fields.pop("quantization")
     return fields
 
 
@@ -79,7 +81,7 @@ def _setting(name: str, value: Any) -> str:  # noqa: ANN401 -- of any field
         return DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return dtype_words(value) if name.endswith("_dtype") else str(value)
+    return format_words(value) if name.endswith("_dtype") else str(value)
 
 
 def _figures(plans: Sequence[PlannedStrategy], document: PlanDocument) -> list[Cells]:

@@ -268,7 +268,7 @@ def _detail(best: PlannedStrategy, document: PlanDocument) -> str:
     values = document.workload
     if not isinstance(values, CompressWork):
         return strategy_words(best.strategy)
-    source = dtype_words(best.strategy.weight_dtype)
+    source = weights_words(best.strategy)
     return f"{compression_words(values)}, from {source} weights"
 
 

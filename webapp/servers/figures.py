@@ -85,7 +85,9 @@ def _of_histogram(name: str, came: Histogram) -> dict[str, float]:
 MOST_KEPT = 256  # readings of a server: more than those of a window
 
 
-class _Kept(NamedTuple):
+class TimedReading(NamedTuple):
+    """A reading and when it was made."""
+
     at: float  # monotonic seconds
     reading: Reading
 
@@ -102,32 +104,32 @@ class History:
     """The readings of one server within the window; it begins anew when the server does."""
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque(maxlen=MOST_KEPT)
+        self._readings: deque[TimedReading] = deque(maxlen=MOST_KEPT)
 
     def clear(self) -> None:
         """Forget every reading: what comes next has nothing before it."""
-        self._kept.clear()
+        self._readings.clear()
 
     def add(self, reading: Reading, at: float) -> Progress:
         """Add a reading at ``at`` (monotonic seconds), and return what it shows.
 
         The first one, also after a restart, has its gauges only.
         """
-        if self._kept and reading.is_after_restart(self._kept[-1].reading):
+        if self._readings and reading.is_after_restart(self._readings[-1].reading):
             self.clear()
-        last = self._kept[-1] if self._kept else None
-        self._kept.append(_Kept(at, reading))
-        while len(self._kept) > 1 and at - self._kept[0].at > WINDOW_SECONDS:
-            self._kept.popleft()
+        last = self._readings[-1] if self._readings else None
+        self._readings.append(TimedReading(at, reading))
+        while len(self._readings) > 1 and at - self._readings[0].at > WINDOW_SECONDS:
+            self._readings.popleft()
         if last is None:
             return Progress(_gauges(reading), Window())
         return Progress(figures_between(last.reading, reading, at - last.at), self._window())
 
     def _window(self) -> Window:
-        first, last = self._kept[0], self._kept[-1]
+        first, last = self._readings[0], self._readings[-1]
         seconds = last.at - first.at
         in_flight = [
-            each.reading.in_flight for each in self._kept if each.reading.in_flight is not None
+            each.reading.in_flight for each in self._readings if each.reading.in_flight is not None
         ]
         busy = [each for each in in_flight if each]
         before, after = first.reading.counters, last.reading.counters

@@ -7,8 +7,7 @@ from django import forms
 from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import Team
 from webapp.core.names import shown_name
-from webapp.core.problems import Problem
-from webapp.core.vault import VaultError
+from webapp.core.refusals import RefusableForm
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan, PlanState
 from webapp.servers.keys import LONGEST_KEY
@@ -18,7 +17,7 @@ from webapp.servers.services import EXAMPLE, ServerLinks
 MOST_PLANS = 200
 
 
-class ServerForm(forms.Form):
+class ServerForm(RefusableForm):
     """A server to watch, or what changes of one: its address stays."""
 
     url = forms.CharField(
@@ -94,10 +93,3 @@ class ServerForm(forms.Form):
         """Return the key of a valid form, "" to forget it, None to keep it."""
         chosen = self.cleaned_data
         return chosen["key"] or ("" if chosen.get("forgets_key") else None)
-
-    def refuse(self, problem: Problem | VaultError) -> None:
-        """Show a refusal at the field that it names, else above them all."""
-        if isinstance(problem, VaultError):
-            self.add_error("key", str(problem))
-        else:
-            self.add_error(problem.code if problem.code in self.fields else None, problem.detail)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -20,7 +20,7 @@ from webapp.metrics.store import Delivery, Point, append, forget
 from webapp.servers.figures import History, Progress, Window
 from webapp.servers.keys import key_of
 from webapp.servers.models import MOST_PROBLEM, ObservedServer
-from webapp.servers.reading import Clock, Look, Target, UnreadableError, look_at
+from webapp.servers.reading import Clock, ProbeResult, Target, UnreadableError, probe
 
 log = structlog.get_logger(__name__)
 EVERY_SECONDS = 15.0
@@ -30,7 +30,7 @@ MOST_OF_TEAM = 8  # at once, so that no team's servers keep those of others wait
 MOST_SILENT = 8  # of a team in one step: a dead address takes the whole time of a look
 LONGEST_WAIT = 240.0  # seconds between two looks at a silent server
 SOURCE = "server"  # of the points in the metrics database
-Answer = Look | UnreadableError | None  # None: not looked at in this step
+Answer = ProbeResult | UnreadableError | None  # None: not looked at in this step
 Reader = Callable[[Sequence[Target], Clock], list[Answer]]
 
 
@@ -46,7 +46,7 @@ async def _read_all(targets: Sequence[Target], clock: Clock) -> list[Answer]:
     async def read(target: Target) -> Answer:
         async with shares[target.team], room:
             try:
-                return await look_at(target, clock=clock)
+                return await probe(target, clock=clock)
             except UnreadableError as error:
                 return error
             except Exception as error:  # what one server answers stops no other
@@ -61,29 +61,18 @@ async def _read_all(targets: Sequence[Target], clock: Clock) -> list[Answer]:
     return [None if task in late else task.result() for task in tasks]
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """When a silent server is looked at again, unless its key is another one by then."""
-
-    misses: int
-    due: float
-    sealed_key: str
-
-
 class Observer:
     """Looks at every observed server; what only two looks together show is kept in memory."""
 
     def __init__(self, read: Reader = read_all, clock: Clock = time.monotonic) -> None:
         self._read, self._clock = read, clock
         self._histories: dict[str, History] = {}
-        self._waits: dict[str, _Wait] = {}
 
     def step(self) -> int:
         """Look once at all servers that are due; return how many answered."""
         rows = list(ObservedServer.objects.order_by(F("looked_at").asc(nulls_first=True), "pk"))
         known = {row.pk for row in rows}
         self._histories = {key: kept for key, kept in self._histories.items() if key in known}
-        self._waits = {key: kept for key, kept in self._waits.items() if key in known}
         targets, ready, found = [], [], []
         for row in self._due(rows):
             try:
@@ -99,19 +88,18 @@ class Observer:
             looked.append(row)
             try:
                 with transaction.atomic():
-                    self._keep(row, answer)
+                    self._store_result(row, answer)
             except Exception:  # what is stored of one server stops no other
                 log.exception("server not stored", server=row.pk)
         if looked:
             publish_all(_messages(looked))
-        return sum(isinstance(each, Look) for each in answers)
+        return sum(isinstance(each, ProbeResult) for each in answers)
 
     def _due(self, rows: Iterable[ObservedServer]) -> list[ObservedServer]:
         """Return the servers of this step: all that answer, and some of those that do not."""
-        at, silent, due = self._clock(), Counter[str](), []
+        instant, silent, due = now(), Counter[str](), []
         for row in rows:
-            wait = self._waits.get(row.pk)
-            if wait is not None and at < wait.due and wait.sealed_key == row.sealed_key:
+            if not is_due(row, instant):
                 continue
             if row.silent_since is not None or row.answered_at is None:
                 silent[row.team_id] += 1
@@ -120,13 +108,13 @@ class Observer:
             due.append(row)
         return due
 
-    def _keep(self, row: ObservedServer, answer: Look | UnreadableError) -> None:
-        """Store what a look found; a server that was removed meanwhile is left alone."""
+    def _store_result(self, row: ObservedServer, answer: ProbeResult | UnreadableError) -> None:
+        """Store what a look found, unless the server was removed or got another key meanwhile."""
         history = self._histories.setdefault(row.pk, History())
-        rows, instant = ObservedServer.objects.filter(pk=row.pk), now()
+        rows = ObservedServer.objects.filter(pk=row.pk, sealed_key=row.sealed_key)
+        instant = now()
         if isinstance(answer, UnreadableError):
             history.clear()
-            self._wait(row)
             rows.update(
                 looked_at=instant,
                 silent_since=row.silent_since or instant,
@@ -135,7 +123,6 @@ class Observer:
                 window=Window().model_dump(),
             )
             return
-        self._waits.pop(row.pk, None)
         if answer.reading is None or answer.engine != row.engine:
             history.clear()
         progress = Progress({}, Window())
@@ -156,14 +143,20 @@ class Observer:
             t_ms = now_ms() - round(1000 * max(0.0, self._clock() - answer.read_at))
             append([Delivery(row.pk, [Point(t_ms, t_ms, SOURCE, progress.figures)])])
 
-    def _wait(self, row: ObservedServer) -> None:
-        """Wait twice as long as after the miss before, at most ``LONGEST_WAIT``."""
-        last = self._waits.get(row.pk)
-        misses = last.misses + 1 if last and last.sealed_key == row.sealed_key else 1
-        seconds = min(LONGEST_WAIT, EVERY_SECONDS * 2.0 ** min(misses - 1, 10))
-        # A little less: steps do not begin to the millisecond.
-        due = self._clock() + seconds - EVERY_SECONDS / 2
-        self._waits[row.pk] = _Wait(misses, due, row.sealed_key)
+
+def is_due(row: ObservedServer, instant: datetime) -> bool:
+    """Return whether a server is looked at now: one that is silent after ever longer waits.
+
+    Each wait is as long as the silence before it and a step, so twice the last one, and at most
+    ``LONGEST_WAIT``.
+    """
+    if row.silent_since is None or row.looked_at is None:
+        return True
+    silent_seconds = (row.looked_at - row.silent_since).total_seconds()
+    wait_seconds = min(LONGEST_WAIT, EVERY_SECONDS + silent_seconds)
+    passed_seconds = (instant - row.looked_at).total_seconds()
+    # A little less: steps do not begin to the millisecond. After the clock was set back, at once.
+    return passed_seconds < 0 or passed_seconds >= wait_seconds - EVERY_SECONDS / 2
 
 
 def target_of(row: ObservedServer) -> Target:

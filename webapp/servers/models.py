@@ -40,7 +40,7 @@ class ObservedServer(TeamOwned):
         Host, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    # What the looks found; only webapp.servers.looking writes it.
+    # What the looks found; webapp.servers.looking writes it, and another key begins anew.
     engine = models.CharField(max_length=16, blank=True)  # a name of webapp.servers.engines
     release = models.CharField(max_length=80, blank=True)
     served_models = models.JSONField(default=list, blank=True)  # of webapp.servers.reading.Served
@@ -73,4 +73,4 @@ class ObservedServer(TeamOwned):
         """Return what the last look found."""
         if self.silent_since is not None:
             return ServerState.SILENT
-        return ServerState.UNKNOWN if self.answered_at is None else ServerState.SERVING
+        return ServerState.UNKNOWN if self.looked_at is None else ServerState.SERVING

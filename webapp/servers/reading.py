@@ -89,7 +89,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Look:
+class ProbeResult:
     """What a server answered. ``note`` says what is missing of a server that does answer.
 
     ``read_at`` is when its figures had arrived, on the clock of the look.
@@ -162,14 +162,14 @@ def _all_of(address: Address) -> list[Address]:
     return [inner] if address.ipv4_mapped else [address, inner]
 
 
-async def look_at(
+async def probe(
     target: Target,
     transport: httpx.AsyncBaseTransport | None = None,
     *,
     clock: Clock = time.monotonic,
     names: Resolver = resolve,
-) -> Look:
-    """Look at a server once.
+) -> ProbeResult:
+    """Ask a server once what it is and does.
 
     Raises:
         UnreadableError: it does not answer, or neither its models nor its figures can be read.
@@ -183,7 +183,7 @@ async def look_at(
         headers=headers,
         transport=transport,
     ) as client:
-        return await _Looker(client, target, addresses, clock).look()
+        return await _Probe(client, target, addresses, clock).run()
 
 
 async def _addresses(target: Target, names: Resolver) -> list[str]:
@@ -215,13 +215,19 @@ def _headers(key: str) -> dict[str, str]:
     return headers | {"Authorization": f"Bearer {key}"} if key else headers
 
 
+NO_CONNECTION = (
+    "Check that the server listens on this address, and that Slipway's machine reaches it."
+)
+
+
 def _words(path: str, error: Exception) -> str:
     if isinstance(error, httpx.ConnectError):
-        return f"No connection: {_shown(str(error), 160) or 'refused'}."
+        cause = _shown(str(error), 120).rstrip(".") or "refused"
+        return f"No connection: {cause}. {NO_CONNECTION}"
     return f"{path}: the answer broke off ({type(error).__name__})."
 
 
-class _Looker:
+class _Probe:
     def __init__(
         self, client: httpx.AsyncClient, target: Target, addresses: list[str], clock: Clock
     ) -> None:
@@ -229,7 +235,7 @@ class _Looker:
         self._addresses = addresses
         self._read_at = 0.0
 
-    async def look(self) -> Look:
+    async def run(self) -> ProbeResult:
         (models, why_no_models), (engine, reading, why_no_figures) = await asyncio.gather(
             self._models(), self._figures()
         )
@@ -245,7 +251,7 @@ class _Looker:
             why_no_figures = f"{why_no_figures} Start {known.title} with {known.switch}."
         note = why_no_figures if reading is None else why_no_models
         name = known.name if known else ""
-        return Look(models, name, release, reading, note, self._read_at or self._clock())
+        return ProbeResult(models, name, release, reading, note, self._read_at or self._clock())
 
     _owner = ""  # the engine that the list of models names
     _has_no_metrics = False  # it says that there is no such path
@@ -360,16 +366,16 @@ class _Looker:
                     if not engine.release_path:
                         continue
                     try:
-                        said = await self._json(engine.release_path, RELEASE_SECONDS)
+                        facts = await self._json(engine.release_path, RELEASE_SECONDS)
                     except UnreadableError:
                         continue
-                    release = said.get(engine.release_field)
+                    release = facts.get(engine.release_field)
                     text = _shown(release, MOST_RELEASE) if isinstance(release, str) else ""
-                    is_told = engine.told_by in said if engine.told_by else bool(text)
+                    is_told = engine.told_by in facts if engine.told_by else bool(text)
                     if known is None and not is_told:
                         continue
-                    slots = _whole(said.get(engine.slots_field), MOST_SLOTS)
-                    return engine, text, _context(engine, said), slots
+                    slots = _whole(facts.get(engine.slots_field), MOST_SLOTS)
+                    return engine, text, max_model_len_of(engine, facts), slots
         except TimeoutError:
             pass
         return known, "", None, None
@@ -395,9 +401,9 @@ def _served(row: Mapping[str, Any]) -> Served:
     )
 
 
-def _context(engine: Engine, said: Mapping[str, Any]) -> int | None:
+def max_model_len_of(engine: Engine, facts: Mapping[str, Any]) -> int | None:
     """Return the longest request in tokens where only the engine's own address says it."""
-    found: object = said if engine.context_field else None
+    found: object = facts if engine.context_field else None
     for name in engine.context_field:
         found = found.get(name) if isinstance(found, dict) else None
     return _whole(found)

@@ -153,6 +153,7 @@ def server_change(
     if key or (key is not None and server.has_key):
         changed["sealed_key"] = sealed_key(server.team_id, server.url, key)
         detail["key"] = bool(key)
+        changed |= {"looked_at": None, "silent_since": None, "problem": ""}
     if not changed:
         return server
     try:

@@ -8,7 +8,7 @@ from runners.plans.tuning import MORE_IS_BETTER, TuningOptions
 from runners.shared.tuning import BASELINE, NORMAL_80, CandidateResult, Outcome, TuningSearch
 from webapp.core.display import counted, number, percent, quantity
 from webapp.core.figures import REGISTRY, FigureDefinition
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, JobState
 from webapp.jobs.progress import elapsed_seconds
 from webapp.tunings.models import TrialState, Tuning, TuningTrial
 from webapp.tunings.planning import PlannedCandidate
@@ -59,7 +59,8 @@ class CandidateRow:
         """Return what has become of it: of a trial that has not ended, that."""
         last = self.trials[-1] if self.trials else None
         if last is not None and last.state != TrialState.ENDED:
-            return str(last.state)
+            is_queued = last.job is not None and last.job.state == JobState.QUEUED
+            return str(TrialState.WAITING if is_queued else last.state)
         return self.result.state
 
     @property

@@ -21,6 +21,7 @@ from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from planner.specs.units import GIB
 from planner.specs.workload import TrainWorkload
+from runners.jobspec.base import store_fault
 from runners.plans.document import (
     GOALS,
     AnyPlan,
@@ -249,6 +250,11 @@ def form_problem(form: forms.BaseForm, path: str) -> InvalidProblem:
 
 def _model(given: ModelChoice, options: Options) -> tuple[ModelChoice, list[str]]:
     """Return the model that a document names, by its source, and what of a name is not used."""
+    model, notes = _model_of_source(given, options)
+    return model.with_values(rope_scaling=given.rope_scaling), notes
+
+
+def _model_of_source(given: ModelChoice, options: Options) -> tuple[ModelChoice, list[str]]:
     if given.name is not None:
         return _named_model(given.name, options)
     if given.source == "team" or given.team_model:
@@ -335,6 +341,8 @@ def _checked_config(given: ModelChoice) -> ModelChoice:
     """Refuse a folder outside the host's model folder, and a config.json of no known family."""
     if given.source == "folder" and ".." in (given.path or "").split("/"):
         raise _wrong("model.path", "A folder's path may not contain “..”.")
+    if given.source == "folder" and (fault := store_fault(given.path or "")):
+        raise _wrong("model.path", sentence(fault))
     if not given.config:
         raise _wrong("model.config", "Give the content of config.json.")
     try:
@@ -458,6 +466,14 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 
 def _model_document(chosen: ModelChoice) -> str | dict[str, Any]:
+    document = _source_document(chosen)
+    if chosen.rope_scaling is None:
+        return document
+    named = {"name": document} if isinstance(document, str) else document
+    return {**named, "rope_scaling": chosen.rope_scaling.stated}
+
+
+def _source_document(chosen: ModelChoice) -> str | dict[str, Any]:
     hub = {"repository": chosen.repository, "revision": chosen.revision}
     from_hub = {name: value for name, value in hub.items() if value}
     if chosen.source == "catalog":

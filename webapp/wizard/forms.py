@@ -14,7 +14,8 @@ from planner.catalog.models import checkpoint_name, model_from_config
 from planner.specs.base import PlannerError
 from planner.specs.workload import Strategy
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
-from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument
+from runners.jobspec.base import store_fault
+from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument, RopeScaling
 from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_of
 from runners.plans.pins import GOALS_OF, MOST, MOST_OF, PINS, POOLS
 from runners.plans.weights import names_weights
@@ -417,7 +418,18 @@ class ModelForm(StepForm):
             team_model=values["team_model"] or None,
             config=config or None,
             path=values["path"] or None,
+            rope_scaling=self._rope_scaling,
         )
+
+    @property
+    def _rope_scaling(self) -> RopeScaling | None:
+        """Return the scaling that a text or a document stated of the same model."""
+        names = ("source", "catalog_id", "repository", "team_model", "path")
+        values = self.cleaned_data
+        is_same = all(
+            (values[each] or None) == (getattr(self.model, each) or None) for each in names
+        )
+        return self.model.rope_scaling if is_same else None
 
     def _check_catalog(self, values: dict[str, Any]) -> None:
         typed = values.get("catalog_id") or ""
@@ -474,6 +486,8 @@ class ModelForm(StepForm):
             self.add_error("path", "Name the folder on the host, for example llama-3.2-1b.")
         elif ".." in path.split("/") or "\x00" in path:
             self.add_error("path", "A folder's path may not contain “..”.")
+        elif fault := store_fault(path):
+            self.add_error("path", sentence(fault))
         self._check_shape("folder_config", values)
 
     def _check_shape(self, name: str, values: dict[str, Any]) -> None:

@@ -11,7 +11,14 @@ from django import forms
 from runners.jobspec.engine_args import engines_with_arguments
 from runners.jobspec.engines import OWN, EngineName, Feature, titles, with_feature
 from runners.plans.fields import Key, shown_of
-from runners.plans.launch import ENGINE_ARGS_HINT, ENGINES_HINT, USED_BY, Launch, shell_words
+from runners.plans.launch import (
+    ENGINE_ARGS_HINT,
+    ENGINES_HINT,
+    USED_BY,
+    Launch,
+    kind_of,
+    shell_words,
+)
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS
 from webapp.core.numbers import number_of
@@ -21,7 +28,7 @@ from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
 SHOW_COMMAND = "command"  # a run that starts nothing: the endpoint's command is shown
-RUNS = ("job", "endpoint", "load", "workflow", "deployment", SHOW_COMMAND)
+RUNS = ("job", "endpoint", "load", "evaluation", "workflow", "deployment", SHOW_COMMAND)
 ARGS_EXAMPLES: Mapping[EngineName, str] = {
     "llamacpp": "--reasoning-format none",
     "vllm": "--enable-auto-tool-choice --tool-call-parser hermes",
@@ -206,7 +213,7 @@ class LaunchForm(FormOfPart):
         found = {**self.part.model_dump(), **super().values()}
         run = self.cleaned_data.get("run") or "job"
         run = {SHOW_COMMAND: "endpoint", "deployment": "endpoint", "workflow": "job"}.get(run, run)
-        kind = run if self.note.get("is_serving") else self.note.get("goal", run)
+        kind = run if self.note.get("is_serving") else kind_of(self.note.get("goal", run), run)
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:
             found[name] = Launch.model_fields[name].get_default()

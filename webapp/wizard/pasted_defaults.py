@@ -53,6 +53,7 @@ def settle_on(plan: Plan, host: Host, *, is_batch_stated: bool) -> list[str]:
     return [
         *_batch_of(plan, cluster, host, is_stated=is_batch_stated),
         *_unsharded(plan, cluster, host),
+        *_unsharded_adapter(plan),
         *_not_offloaded(plan, cluster, host),
     ]
 
@@ -93,6 +94,20 @@ def _unsharded(plan: Plan, cluster: ClusterSpec, host: Host) -> list[str]:
     note = (
         f"pins.zero_stage = {stage} shards states over several ranks, and {host.name} has one "
         "device: it is left out."
+    )
+    return [note]
+
+
+def _unsharded_adapter(plan: Plan) -> list[str]:
+    """Leave the sharding of an adapter's training out, which the trainer runs as copies."""
+    document = plan.document
+    stage, work = document.pins.zero_stage, document.workload
+    if not stage or getattr(work, "method", "") not in {"lora", "qlora"}:
+        return []
+    _pin(plan, zero_stage=None, zero_shard_size=None)
+    note = (
+        f"pins.zero_stage = {stage} shards the states of an adapter, which are small: the trainer "
+        "keeps a copy of them, and of the model, on each device, so that this is left out."
     )
     return [note]
 

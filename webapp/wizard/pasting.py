@@ -202,6 +202,9 @@ def paste_draft(
     document, notes = document_of_request(request, host=host, pool=pool)
     if imported.repository:
         document["model"] = {"catalog_id": document["model"], "repository": imported.repository}
+    if imported.rope_scaling and (model := document.get("model")):
+        chosen = {"name": model} if isinstance(model, str) else model
+        document["model"] = {**chosen, "rope_scaling": imported.rope_scaling}
     if imported.data and document["goal"] in TRAINING_GOALS:
         notes += _with_data(document, imported.data)
     notes += _with_rewards(document, imported.rewards)
@@ -222,6 +225,10 @@ def paste_draft(
 
 def _with_data(document: dict[str, Any], data: Mapping[str, str]) -> list[str]:
     """Name the data set of a text in a document; return a note if its name cannot be one."""
+    if way := data.get("packing_strategy"):
+        document["workload"] = {**document.get("workload", {}), "packing_strategy": way}
+    if "data_repository" not in data:
+        return []
     fields = {"data_source": "hub", **data}
     try:
         PretrainWork(**fields)

@@ -53,6 +53,20 @@ def test_the_finished_job_is_in_the_history_with_its_ratio(page, stack, finished
     assert re.search(r"\d[.,]\d+", row.locator("td.num.hide-s").inner_text())
 
 
+def test_the_hours_of_a_long_job_are_on_its_time_axis(at_the_end):
+    ticks = "() => [...document.querySelectorAll(\"[data-chart='cpu'] .xtick\")].map((one) => one.textContent)"
+    chart = at_the_end.locator("[data-chart='cpu']")
+    chart.scroll_into_view_if_needed()
+    chart.locator(".xtick").first.wait_for()
+    for hours, pattern in ((2, r"[01]:\d\d h"), (60, r"day [1-3](, \d+:\d\d)?")):
+        at_the_end.evaluate(f"slipway.charts.expect({hours} * 3600e3)")
+        wanted = f"() => /^(?:{pattern})$/.test(({ticks})().at(-1))"
+        at_the_end.wait_for_function(wanted)
+        shown = at_the_end.evaluate(ticks)
+        assert len(set(shown)) == len(shown) >= 2, shown
+        assert all(re.fullmatch(pattern, each) for each in shown), shown
+
+
 def test_the_trained_model_can_be_downloaded(at_the_end):
     link = at_the_end.get_by_role("link", name="Download .tar")
     link.wait_for()  # the upload follows the end; the page finds out by itself

@@ -112,6 +112,20 @@ def test_every_architecture_is_generated_tuned_and_compressed_by_name(site):
     assert sent <= stored  # each file once, whatever the number of jobs
 
 
+def test_a_model_is_evaluated_by_name_alone_or_beside_another(site):
+    for original in ("", "tiny/llama"):
+        status, answer = site.launch("generate", "tiny/llama", run="evaluation", original=original)
+        assert status == 201, answer
+        job = site.ended(answer)
+        assert job["state"] == "succeeded", job["outcome"]
+        assert job["result"]["values"]["perplexity"] > 1
+        kl = job["result"]["values"].get("kl_divergence_nats")
+        assert kl is None if not original else abs(kl) < 1e-6
+    status, answer = site.launch("generate", "tiny/llama", run="evaluation", original="tiny/none")
+    assert status >= 400
+    assert "has no repository" in answer["detail"]
+
+
 def test_a_model_is_tuned_on_data_sets_by_name(site):
     site.hub.branches = {"datasets/tiny/scripted@refs/convert/parquet": "datasets/tiny/chats"}
     for name, read in (

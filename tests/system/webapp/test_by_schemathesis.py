@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from schemathesis.core.errors import InvalidSchema
 from schemathesis.generation import GenerationMode
 
-from tests.webapp.api.test_hosts_api import knock
+from tests.webapp.api.test_agents_api import knock
 from tests.webapp.conftest import client_of
-from webapp.api import hosts
+from webapp.api import agents
 from webapp.api.urls import api
 from webapp.core.pace import calls
 from webapp.hosts.services import token_create
@@ -127,7 +127,7 @@ def test_the_door_of_heartbeats_answers_as_its_operation_says(data, credential):
     operation = OPERATIONS["POST /api/v1/hosts/beat"]
     mode = data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
     request = prepared(data.draw(operation.as_strategy(generation_mode=mode)))
-    assert urlsplit(str(request.url)).path == hosts.PATH
+    assert urlsplit(str(request.url)).path == agents.PATH
     body = request.body or b""
     sent = body.encode() if isinstance(body, str) else body
 

@@ -55,7 +55,7 @@ def test_machines_of_one_address_wait_for_their_turn_and_all_become_hosts(
     live_server, team, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "webapp.api.hosts.STRANGER", pace.STRANGER._replace(per_second=2.0, burst=2)
+        "webapp.api.agents.STRANGER", pace.STRANGER._replace(per_second=2.0, burst=2)
     )
     tokens = [token_create(team=team, by=None, name=f"node-{n}")[1] for n in range(5)]
     folders = [HostDir(tmp_path / f"node-{n}") for n in range(5)]

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
@@ -15,7 +16,8 @@ from runners.shared import messages
 from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import HOST, RULES, addresses
 from tests.webapp.conftest import client_of
-from webapp.accounts.models import ROLE_ORDER, Membership, Role
+from webapp.accounts.backends import MembershipBackend
+from webapp.accounts.models import ROLE_ORDER, Membership, Role, memberships_of, team_ids_of
 from webapp.accounts.networks import lies_in
 from webapp.accounts.services import (
     SESSION_KEY,
@@ -82,6 +84,44 @@ def test_without_a_team_one_is_told_whom_to_ask(request_of, django_user_model):
     stranger = django_user_model.objects.create_user("stranger")
     with pytest.raises(PermissionDenied, match="Ask an admin"):
         current_membership(request_of(stranger))
+
+
+def test_a_sessions_user_is_read_with_the_teams_anew_for_each_request(
+    alice, team, other_team, django_user_model, django_assert_num_queries
+):
+    read = MembershipBackend().get_user
+    with django_assert_num_queries(1):
+        user = read(alice.pk)
+        assert [each.team for each in memberships_of(user)] == [team]
+        assert has_role(user, team, Role.PRACTITIONER)
+    member_add(team=other_team, user=alice, role=Role.VIEWER)
+    Membership.objects.filter(user=alice, team=team).delete()
+    assert team_ids_of(read(alice.pk)) == [other_team.pk]
+    stranger = django_user_model.objects.create_user("stranger")
+    assert read(stranger.pk) == stranger
+    User.objects.filter(pk__in=[alice.pk, stranger.pk]).update(is_active=False)
+    assert (read(alice.pk), read(stranger.pk), read(0)) == (None, None, None)
+
+
+def test_a_tokens_memberships_are_read_once(alice, team, django_assert_num_queries):
+    alice.token_team_id = team.pk
+    with django_assert_num_queries(1):
+        assert has_role(alice, team, Role.PRACTITIONER)
+        assert team_ids_of(alice) == [team.pk]
+
+
+def test_a_session_of_djangos_backend_lasts_and_a_wrong_password_is_hashed_once(
+    alice, monkeypatch
+):
+    browser = Client()
+    browser.force_login(alice, backend="django.contrib.auth.backends.ModelBackend")
+    assert browser.get("/").status_code == 200
+    hashed = []
+    monkeypatch.setattr(User, "check_password", lambda _self, raw: hashed.append(raw))
+    monkeypatch.setattr(User, "set_password", lambda _self, raw: hashed.append(raw))
+    for name in ("alice", "nobody"):
+        assert authenticate(username=name, password="wrong") is None
+    assert hashed == ["wrong", "wrong"]
 
 
 @require_role(Role.OPERATOR)

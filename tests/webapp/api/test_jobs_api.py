@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from runners.shared.messages import EnrollRequest
 from tests.webapp.api.conftest import HostClient
-from tests.webapp.api.test_hosts_api import bearer, knock, said
+from tests.webapp.api.test_agents_api import bearer, knock, said
 from tests.webapp.conftest import (
     STARTED,
     batch_of,
@@ -496,7 +496,7 @@ def test_the_schema_names_every_field_of_a_refusal(alice, narrow):
 
 
 def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow):
-    narrow("hosts", "HOST")
+    narrow("agents", "HOST")
     _, other = enrol(team, name="Other")
     wild, calm = HostClient(enrolled[1]), HostClient(other)
     got = statuses(lambda: wild.post("/hosts/echo?num_bytes=1", ""), 5)
@@ -507,7 +507,7 @@ def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow)
 def test_credentials_that_no_host_has_are_counted_by_address_and_shut_out_no_host(
     db, narrow, as_host
 ):
-    narrow("hosts", "STRANGER")
+    narrow("agents", "STRANGER")
     tries = [HostClient(f"guess-{n}").post("/hosts/echo", "").status_code for n in range(5)]
     assert tries == [401, 401, 401, 429, 429]
     statuses(lambda: HostClient("guess").post("/hosts/echo", ""), 5)
@@ -515,14 +515,14 @@ def test_credentials_that_no_host_has_are_counted_by_address_and_shut_out_no_hos
 
 
 def test_tokens_are_not_tried_without_end(as_nobody, narrow):
-    narrow("hosts", "STRANGER")
+    narrow("agents", "STRANGER")
     request = EnrollRequest(token="x" * 43, facts=make_facts(), sent_at_ms=1)
     tries = statuses(lambda: as_nobody.post("/hosts/enroll", request), 5)
     assert tries == [401, 401, 401, 429, 429]
 
 
 def test_beats_have_a_limit_of_their_own(credential, narrow):
-    narrow("hosts", "BEAT")
+    narrow("agents", "BEAT")
     door = [knock(said(), bearer(credential)) for _ in range(4)]
     assert [answer.status for answer in door] == [200, 200, 200, 429]
     assert door[-1].headers[b"retry-after"] == b"100"

@@ -14,7 +14,7 @@ from ninja import Status
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from typing_extensions import TypeAliasType
 
-from runners.client.replies import jobs, machines, team
+from runners.client.replies import hosts, jobs, team
 from runners.jobspec import TrainSpec
 from runners.jobspec.kinds import KINDS
 from runners.shared.messages import BeatReply, ClaimReply, ClaimRequest
@@ -83,8 +83,8 @@ def test_every_reply_with_every_field_set_can_be_sent():
 
 def test_the_words_of_replies_are_those_that_the_site_stores():
     for words, stored in (
-        (team.Role, Role), (team.Scope, Scope), (machines.HostState, HostState),
-        (machines.Contact, Contact), (jobs.JobState, JobState),
+        (team.Role, Role), (team.Scope, Scope), (hosts.HostState, HostState),
+        (hosts.Contact, Contact), (jobs.JobState, JobState),
     ):  # fmt: skip
         assert TypeAdapter(words).json_schema()["enum"] == [each.value for each in stored], words
 

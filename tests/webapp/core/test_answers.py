@@ -20,7 +20,7 @@ from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import RULES, addresses
 from tests.webapp.accounts.test_roles import filled
 from tests.webapp.api.conftest import HostClient
-from tests.webapp.api.test_hosts_api import knock
+from tests.webapp.api.test_agents_api import knock
 from tests.webapp.conftest import client_of
 from webapp import asgi
 from webapp.accounts.models import Membership, Quota, Role, Secret, Team

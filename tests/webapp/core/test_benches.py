@@ -511,6 +511,36 @@ def test_an_installation_that_broke_off_is_tried_again(tmp_path):
     assert peers.install("p", python, whole) == ""
 
 
+def test_the_cohort_is_drawn_from_rows_in_no_fit_and_ours_is_asked_as_they_were_measured():
+    rows = peers.cohort()
+    assert len({row["row_id"] for row in rows}) == peers.COHORT_SIZE
+    assert peers.COHORT_TABLE.stem.startswith("unfitted")
+    questions = [peers.cohort_question(row) for row in rows[:3]]
+    assert all("tpot_ms" not in question for question in questions)
+    found = script.answer_cohort("slipway", questions)
+    for row, said in zip(rows, found["tpot_s"], strict=False):
+        if said is not None:
+            assert said == pytest.approx(float(row["tpot_ms"]) / 1e3, rel=0.4), row["row_id"]
+
+
+def test_errors_on_the_cohort_count_answers_alone_and_say_how_many(tmp_path):
+    said = [float(row["tpot_ms"]) / 1e3 * 1.5 for row in peers.cohort()]
+    for refused, mean in [(0, 0.5), (4, 0.5), (peers.COHORT_SIZE, None)]:
+        answered = [None] * refused + said[refused:]
+        document = {"version": "2", "tpot_s": answered, "seconds": 48.0}
+        shown = peers.cohort_rows("GenZ", tmp_path, ends(stdout=json.dumps(document)))
+        figures = {name.rpartition(", ")[2]: value for name, value, _ in shown}
+        assert figures["answered"] == peers.COHORT_SIZE - refused
+        assert figures.get("mean") == (mean and pytest.approx(mean))
+        assert figures["time of a question"] == pytest.approx(48.0 / peers.COHORT_SIZE)
+
+    broken = ends(1, stderr="ValueError: no")
+    answers = [Answer("GenZ", "2", FIGURES), Answer("x", reason="does not install")]
+    (row,) = peers.cohort_figures(tmp_path, answers, broken)
+    assert row == ("GenZ: cohort not answered (ValueError: no)", 0.0, "rows")
+    assert broken.commands[0][0] == str(tmp_path / "genz-llm" / "bin" / "python")
+
+
 def test_every_figure_is_shown_with_planner_version_and_unit():
     shown = list(peers.rows(Answer("GenZ", "0.1", FIGURES)))
     assert ("GenZ 0.1: decode step", 1.5, "s") in shown
@@ -538,6 +568,7 @@ def test_a_strategy_that_a_planner_refuses_does_not_end_the_sweep(monkeypatch):
 def test_the_bench_names_who_is_absent(monkeypatch, tmp_path, as_json):
     absent = Answer("GenZ", reason="genz-llm does not install: offline")
     monkeypatch.setattr(command, "answers", lambda _: [Answer("x", "1", FIGURES), absent])
+    monkeypatch.setattr(command, "cohort_figures", lambda *_: iter(()))
     monkeypatch.setitem(command.BENCHES, "planner", lambda: iter(()))
     out = io.StringIO()
     call_command("bench", "planner", peers=tmp_path, json=as_json, stdout=out)

@@ -19,7 +19,7 @@ from tests.plugins.extent import sample
 from tests.webapp.conftest import client_of
 from tests.webapp.hosts.hostile import VALUES, messages, with_text
 from tests.webapp.hosts.shapes import BODIES, heartbeat
-from webapp.api import hosts
+from webapp.api import agents
 from webapp.core.problems import MOST_FAULTS, invalid
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -111,11 +111,11 @@ def test_a_heartbeat_that_is_refused_leaves_no_frame():
         headers = [(b"authorization", b"Bearer nobody")]
         scope = {
             "type": "http",
-            "path": hosts.PATH,
+            "path": agents.PATH,
             "method": "POST",
             "headers": headers,
         }
-        await hosts.application(scope, receive, send)
+        await agents.application(scope, receive, send)
 
     async def beats() -> None:
         await beat(bodies[0])

@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_roles import filled
-from tests.webapp.api.test_hosts_api import bearer, knock, said
+from tests.webapp.api.test_agents_api import bearer, knock, said
 from tests.webapp.conftest import client_of
 from webapp.accounts import tokens
 from webapp.accounts.models import AccessToken

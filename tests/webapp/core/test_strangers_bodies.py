@@ -8,9 +8,9 @@ import pytest
 import uvicorn
 from asgiref.sync import async_to_sync
 
-from tests.webapp.api.test_hosts_api import bearer, knock, said
+from tests.webapp.api.test_agents_api import bearer, knock, said
 from webapp import asgi
-from webapp.api import hosts
+from webapp.api import agents
 from webapp.core import connections, middleware
 from webapp.core.pace import STRANGER
 from webapp.core.problems import send_answer
@@ -124,13 +124,13 @@ def test_invented_credentials_of_heartbeats_are_counted_by_address_and_their_bod
 ):
     monkeypatch.setattr("webapp.core.problems.LINGER_SECONDS", 0.0)
     looked_up: list[str] = []
-    find = hosts.host_by_credential
+    find = agents.host_by_credential
     monkeypatch.setattr(
-        hosts, "host_by_credential", lambda sent: (looked_up.append(sent), find(sent))[1]
+        agents, "host_by_credential", lambda sent: (looked_up.append(sent), find(sent))[1]
     )
-    monkeypatch.setattr(hosts, "_known_until", {})
-    monkeypatch.setattr(hosts, "_body", None)  # whoever reads a body fails
-    monkeypatch.setattr(hosts, "STRANGER", STRANGER._replace(per_second=1e-6, burst=7))
+    monkeypatch.setattr(agents, "_known_until", {})
+    monkeypatch.setattr(agents, "_body", None)  # whoever reads a body fails
+    monkeypatch.setattr(agents, "STRANGER", STRANGER._replace(per_second=1e-6, burst=7))
     statuses = [knock(said(), bearer(f"invented {n}")).status for n in range(9)]
     assert statuses == [401] * 7 + [429] * 2
     monkeypatch.undo()
@@ -142,9 +142,9 @@ def test_invented_credentials_of_heartbeats_are_counted_by_address_and_their_bod
 @pytest.mark.django_db(databases="__all__")
 def test_a_known_host_is_looked_up_once_until_it_is_refused(credential, host, monkeypatch):
     looked_up: list[str] = []
-    find = hosts.host_by_credential
+    find = agents.host_by_credential
     monkeypatch.setattr(
-        hosts, "host_by_credential", lambda sent: (looked_up.append(sent), find(sent))[1]
+        agents, "host_by_credential", lambda sent: (looked_up.append(sent), find(sent))[1]
     )
     for expected, num_looked_up in ((200, 1), (200, 1)):
         assert knock(said(), bearer(credential)).status == expected

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from runners.host.tunnel import keep_links
 from runners.launchers.attempts import AttemptFolder
 from runners.shared.config import Credential, HostDir
 from runners.supervision import child
-from webapp.core.connections import HeaderDeadlineProtocol
+from webapp.core.connections import WEBSOCKETS, HeaderDeadlineProtocol
 from webapp.gateway.tunnels import Tunnel, TunnelResponse, Tunnels
 
 HOST, ATTEMPT = "h1", "a1"
@@ -97,7 +97,9 @@ class Server:
 
 @asynccontextmanager
 async def served(application: Callable, protocol: type = H11Protocol) -> AsyncIterator[Server]:
-    config = uvicorn.Config(application, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        application, lifespan="off", log_config=None, access_log=False, **WEBSOCKETS
+    )
     config.load()
     state = uvicorn.server.ServerState()
     listening = await asyncio.get_running_loop().create_server(
@@ -111,6 +113,38 @@ async def served(application: Callable, protocol: type = H11Protocol) -> AsyncIt
         listening.close()
         await listening.wait_closed()
         await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+class Wire:
+    """Passes bytes between a host and its gateway; without power it is silent."""
+
+    def __init__(self) -> None:
+        self.has_power = asyncio.Event()
+        self.has_power.set()
+        self._passing: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def to(self, port: int) -> AsyncIterator[int]:
+        """Yield the port at which the host reaches what listens at ``port``."""
+
+        async def join(near: asyncio.StreamReader, away: asyncio.StreamWriter) -> None:
+            far, out = await asyncio.open_connection("127.0.0.1", port)
+            self._passing |= {
+                asyncio.create_task(self._pass(*way)) for way in ((near, out), (far, away))
+            }
+
+        async with await asyncio.start_server(join, "127.0.0.1", 0) as listening:
+            yield listening.sockets[0].getsockname()[1]
+            for each in self._passing:
+                each.cancel()
+            await asyncio.gather(*self._passing, return_exceptions=True)
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with closing(sink):
+            while data := await source.read(65536):
+                await self.has_power.wait()
+                sink.write(data)
+            await self.has_power.wait()  # nor is a close heard
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -164,7 +198,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def paired(folder: Path) -> AsyncIterator[Pair]:
+async def paired(folder: Path, wire: Wire | None = None) -> AsyncIterator[Pair]:
     host_dir = HostDir(folder)
     host_dir.make()
     pair = Pair(host_dir)
@@ -174,12 +208,16 @@ async def paired(folder: Path) -> AsyncIterator[Pair]:
     async def gateway(scope, receive, send) -> None:
         await pair.tunnels.serve(HOST, receive, send)
 
-    async with served(pair.endpoint) as endpoint, served(gateway, HeaderDeadlineProtocol) as site:
+    async with (
+        served(pair.endpoint) as endpoint,
+        served(gateway, HeaderDeadlineProtocol) as site,
+        wire.to(site.port) if wire else nullcontext(site.port) as port,
+    ):
         pair.gateway = site
         address = {"host": "127.0.0.1", "port": endpoint.port, "model": "m", "has_keys": False}
         child.write_json(attempt.path / child.ENDPOINT, address)
         credential = Credential(
-            server=f"http://127.0.0.1:{site.port}", host_id=HOST, name="test host",
+            server=f"http://127.0.0.1:{port}", host_id=HOST, name="test host",
             credential="host-credential", command_key="k", redis_url=None, beat_seconds=1.0,
         )  # fmt: skip
         with child.locked(attempt.lock):

@@ -6,12 +6,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from runners.host import tunnel
 from runners.host.tunnel import address_of
 from runners.launchers.attempts import AttemptFolder
 from runners.shared import tunnel as protocol
 from runners.shared.tunnel import WINDOW_BYTES, FrameType, decode, encode
 from runners.supervision import child
-from tests.webapp.gateway.pair import ATTEMPT, HOST, MUCH_BYTES, Pair, Socket, paired, until
+from tests.webapp.gateway.pair import ATTEMPT, HOST, MUCH_BYTES, Pair, Socket, Wire, paired, until
+from webapp.core import connections
 from webapp.gateway.tunnels import MAX_CONNECTIONS, TunnelError, Tunnels
 
 ENDED = {
@@ -200,6 +202,32 @@ def test_a_cut_connection_loses_its_requests_stops_the_endpoint_and_comes_back(h
         assert await whole((await pair.ask("/v1/echo", b"again")).chunks()) == b"again"
 
     hold(law)
+
+
+def test_both_ends_notice_that_the_other_is_gone_without_a_word(tmp_path, monkeypatch):
+    for place, names in (
+        (connections.WEBSOCKETS, ("ws_ping_interval", "ws_ping_timeout")),
+        (tunnel.__dict__, ("TUNNEL_PING_SECONDS", "TUNNEL_PONG_SECONDS")),
+    ):
+        assert [place[name] for name in names] == [20.0, 20.0]  # as the documentation says
+        for name in names:
+            monkeypatch.setitem(place, name, 0.3)
+
+    async def law() -> None:
+        wire = Wire()
+        async with paired(tmp_path / "host", wire) as pair:
+            chunks = (await pair.ask("/v1/steps")).chunks()
+            assert await anext(chunks) == b"first"
+            wire.has_power.clear()
+            assert await failure(whole(chunks)) == "lost"
+            assert pair.tunnel is None
+            async with asyncio.timeout(30):
+                await pair.endpoint.is_left.wait()
+            wire.has_power.set()
+            await until(lambda: pair.tunnel)
+            assert await whole((await pair.ask("/v1/echo", b"again")).chunks()) == b"again"
+
+    asyncio.run(law())
 
 
 def test_the_address_of_a_gateway_is_never_less_safe_than_the_servers():

@@ -12,6 +12,7 @@ from tests.webapp.conftest import client_of, enrol, make_beat, make_job, new_att
 from webapp.core.clock import now
 from webapp.core.display import NBSP, TIMES
 from webapp.core.templatetags.components import NAVIGATION
+from webapp.deployments.models import Deployment
 from webapp.hosts.models import Host
 from webapp.hosts.use import HostUse
 from webapp.jobs.accuracy import WINDOW_DAYS, accuracy_for
@@ -154,7 +155,7 @@ def test_the_accuracy_is_the_median_error_of_what_counts(alice, job):
 
 def test_home_asks_the_database_no_more_than_a_bound(alice, job, django_assert_max_num_queries):
     client = client_of(alice)
-    with django_assert_max_num_queries(21):  # with what ended, and the user's drafts
+    with django_assert_max_num_queries(23):  # with what ended, deployments and the user's drafts
         client.get("/")
 
 
@@ -187,6 +188,20 @@ def test_home_shows_what_ended_the_hosts_use_and_the_drafts_to_resume(alice, bob
     drafts = html.split("Your drafts")[1].split("</section>")[0]
     assert (">Mine<" in drafts, ">Seen<" in drafts, ">His<" in drafts) == (True, False, False)
     assert ">Serve gpt2<" in drafts
+
+
+def test_home_shows_the_deployments_the_last_used_first(alice, charlie, things):
+    first = Deployment.objects.get(pk=things["<slug:deployment_id>"])
+    Deployment.objects.create(
+        team=first.team, owner=alice, name="busy", plan=first.plan,
+        last_used_at=now() - timedelta(minutes=5),
+    )  # fmt: skip
+    shown = home(alice).split("<h2>Deployments</h2>")[1].split("</section>")[0]
+    assert re.findall(r">(busy|small)</a>|(used 5 min ago|not used yet)|(Asleep)", shown) == [
+        ("", "", "Asleep"), ("busy", "", ""), ("", "used 5 min ago", ""),
+        ("", "", "Asleep"), ("small", "", ""), ("", "not used yet", ""),
+    ]  # fmt: skip
+    assert "<h2>Deployments</h2>" not in home(charlie)
 
 
 def test_figures_that_do_not_count_are_counted_beside_the_error(alice, job):
@@ -275,7 +290,7 @@ def test_of_words_after_plan_only_models_are_sought_again(alice):
         return len(found)
 
     num_queries("llama")  # what is read once
-    assert num_queries("plan llama") == num_queries("llama") + 2  # teams and their models
+    assert num_queries("plan llama") == num_queries("llama") + 1  # the models of the teams
 
 
 def test_a_search_takes_every_word_and_says_where_it_looked(alice):

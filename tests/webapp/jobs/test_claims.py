@@ -67,6 +67,18 @@ def test_the_claim_keeps_the_hosts_facts_with_the_attempt(attempt):
     assert attempt.facts["cpu_model"] == "Test CPU"
 
 
+def test_the_jobs_that_others_ran_on_the_host_are_not_kept_with_the_attempt(job):
+    attempt = Attempt.objects.get(pk=job.current_attempt_id)
+    told = {"kind": "slurm", "version": "22.05.8", "other_jobs": [{"job_id": "7"}],
+            "num_other_jobs": 1}  # fmt: skip
+    Host.objects.update(facts={**attempt.host.facts, "scheduler": told})
+    attempt.refresh_from_db()
+    claim(attempt)
+    attempt.refresh_from_db()
+    assert attempt.facts["scheduler"] == {"kind": "slurm", "version": "22.05.8"}
+    assert attempt.host.facts["scheduler"] == told
+
+
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_of_eight_racing_claims_one_wins(job):
     start = threading.Barrier(8)

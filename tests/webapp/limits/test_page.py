@@ -277,6 +277,9 @@ def test_what_ends_the_way_is_said_with_both_numbers_or_as_the_planner_says_it()
         value=16, reason="x", constraint="max_concurrency", required=15, limit=16
     )
     assert _reason(reason) == "memory holds 15 at once, not 16"
+    of_bf16 = reason.model_copy(update={"family": "bf16 weights, vllm"})
+    named = "vLLM · BF16 weights"
+    assert _reason(of_bf16) == f"the closest strategy, {named}, holds 15 at once, not 16"
     assert _reason(beyond()) == "too much"
 
 

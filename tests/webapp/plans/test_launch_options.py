@@ -44,6 +44,7 @@ CASES = [
     ("generate", {**ANY, "adapter": "ADAPTER"}),
     ("generate", {"adapter": "all"}),
     ("generate", {"draft_model": "MODEL"}),
+    ("generate", {**ANY, "run": "evaluation", "original": "acme/tiny"}),
     ("serve", {**ANY, "profile": True}),
     ("catalog serve", {"weights": "random"}),
     ("catalog generate", {"weights": "random"}),

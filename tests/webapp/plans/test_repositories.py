@@ -1,27 +1,38 @@
 """Models by their repository's name: named, planned, launched, refused."""
 
+import json
+from contextlib import nullcontext
 from html import unescape
 from http import HTTPStatus
 
 import pytest
 
 from planner.workload.resolve import resolve_model
+from runners.hub.object_store import S3
+from runners.hub.repository import store_repository
 from runners.jobspec import GenerateSpec, HubModel, RandomModel, ServeSpec
 from runners.plans.document import PLANS, ModelChoice
-from runners.plans.launch import Launch
+from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.refusals import DraftProblem
-from runners.plans.weights import stated_repository
+from runners.plans.weights import repository_of, stated_repository, weights_for
 from runners.shared.messages import CacheReport, LinkReport
 from tests.hub.hub_server import Hub
-from tests.hub.models import make_data_sets
+from tests.hub.models import make_data_sets, write_files
 from tests.webapp.conftest import client_of, enrol, make_beat
 from webapp.accounts.secrets import secret_store
 from webapp.agents.heartbeats import host_beat
 from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, HostModel
-from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
+from webapp.jobs.launching import (
+    LaunchContext,
+    launch_note,
+    launch_of_job,
+    launchable_of,
+    plan_launch,
+)
 from webapp.jobs.models import Artefact, Attempt, Job, RepositoryUse
+from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.places import question_of
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
@@ -77,6 +88,37 @@ def test_a_catalog_model_is_downloaded_unless_its_weights_may_be_random(plan_of)
     assert random.config["hidden_size"] == 576
 
 
+def test_an_evaluation_of_a_name_needs_no_job_before_it(plan_of_hub, alice, own_hub: Hub):
+    commit = own_hub.commit("acme/tiny")
+    for original in ("", f"acme/tiny@{commit}"):
+        launch = Launch(run="evaluation", original=original)
+        job = plan_launch(plan=plan_of_hub(), by=alice, launch=launch)
+        assert (job.kind, job.spec["model"]["revision"]) == ("evaluate", commit)
+        assert (job.spec["original"] or {}).get("revision", "") == original.partition("@")[2]
+        assert launch_of_job(job).original == original
+        assert ("duration_seconds" in job.prediction) is (not original)
+    for name, words in (("acme/none", "has no repository"), ("acme/tiny-GGUF:Q8_0", "GGUF files")):
+        with pytest.raises((DraftProblem, RepositoryProblem), match=words):
+            plan_launch(
+                plan=plan_of_hub(), by=alice, launch=Launch(run="evaluation", original=name)
+            )
+    with pytest.raises(
+        LaunchOptionError, match="which is of the evaluation of a plan to generate"
+    ):
+        check_used("serve", Launch(run="evaluation"))
+    with pytest.raises(LaunchOptionError, match="original is of the evaluation"):
+        check_used("generate", Launch(original="acme/tiny"))
+
+
+def test_the_review_of_a_generation_offers_the_evaluation(plan_of_hub, alice, own_hub: Hub):
+    plan, client = plan_of_hub(), client_of(alice)
+    page = client.get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert 'name="run" value="evaluation"' in page
+    client.post(f"/plans/{plan.pk}/launch/", {"run": "evaluation", "original": "acme/tiny"})
+    job = Job.objects.get()
+    assert (job.kind, job.spec["original"]["repository"]) == ("evaluate", "acme/tiny")
+
+
 def test_modelscope_is_asked_for_its_names_with_its_own_token(
     plan_of_hub, team, alice, own_hub, monkeypatch
 ):
@@ -110,6 +152,61 @@ def test_a_model_of_the_team_is_refused_by_the_field_that_the_body_has(alice, ow
         said = reply.json()
         assert (reply.status_code, said["errors"][0]["field"]) == (422, field), said
         assert words in said["detail"], said
+
+
+def test_weights_that_own_jobs_do_not_read_are_refused_before_they_are_downloaded(
+    plan_of_hub, own_hub: Hub
+):
+    config = json.loads((own_hub.folder / "acme/tiny/config.json").read_text())
+    for method, is_read in (("awq", False), ("gptq", False), ("tiny", True)):
+        stored = config | {"quantization_config": {"quant_method": method, "bits": 4}}
+        if not is_read:
+            write_files(own_hub.folder / f"acme/{method}", {"config.json": json.dumps(stored)})
+        plan = plan_of_hub("serve", f"acme/{method}")
+        for launch in (Launch(), Launch(run="endpoint")):
+            if is_read:
+                assert launchable_of(plan, launch).spec
+                continue
+            with pytest.raises(DraftProblem, match=f"quantised by {method}, which Slipway's own"):
+                launchable_of(plan, launch)
+
+
+def test_another_repository_of_a_catalog_model_is_judged_by_its_own_format(plan_of):
+    for catalog_id, repository, method in (
+        ("deepseek-ai/DeepSeek-V3", None, "fp8"),
+        ("deepseek-ai/DeepSeek-V3", "unsloth/DeepSeek-V3-bf16", None),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-AWQ", "awq"),
+        ("Qwen/Qwen3-8B-AWQ", None, "awq"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B@gptq", None),
+        ("Qwen/Qwen3-8B", "acme/their-own", None),
+    ):
+        question = question_of(plan_of("generate", "catalog"))
+        chosen = ModelChoice(source="catalog", catalog_id=catalog_id, repository=repository)
+        question.document.model = chosen
+        context = LaunchContext(question, None, None, repository_of(chosen), None, None)
+        with (
+            pytest.raises(DraftProblem, match=f"quantised by {method}")
+            if method
+            else nullcontext()
+        ):
+            weights_for(context.model, Launch(), context.config, context.stored_config)
+
+
+def test_the_page_that_adds_a_model_takes_a_repository(alice, own_hub: Hub, monkeypatch):
+    client, path = client_of(alice), "/models/new/"
+    assert client.post(path, {"name": "By name", "repository": "acme/tiny"}).status_code == 302
+    model = TeamModel.objects.get(name="By name")
+    assert (model.source, model.revision) == ("hub", own_hub.commit("acme/tiny"))
+    assert model.config["hidden_size"] == 64
+    page = client.post(path, {"name": "x", "repository": "acme/none"})
+    assert "has no repository" in str(page.context["form"].errors["repository"])
+    config = json.dumps(model.config)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    page = client.post(path, {"name": "x", "repository": "acme/other"})
+    assert "Give its config.json too" in str(page.context["form"].errors["repository"])
+    sent = {"name": "Offline", "repository": "acme/other", "config": config}
+    assert client.post(path, sent).status_code == 302
+    assert TeamModel.objects.get(name="Offline").repository == "acme/other"
 
 
 def test_what_a_name_says_of_the_weights_of_a_catalogs_model_is_kept(alice):
@@ -435,3 +532,30 @@ def test_without_the_hub_the_host_looks_a_data_set_up(training_on, alice, monkey
     plan = training_on(data_repository="tiny/chats")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert plan_launch(plan=plan, by=alice).spec["data"]["revision"] == ""
+
+
+def test_a_folder_of_an_object_store_is_launched_with_the_teams_key_and_kept(
+    plan_of, host, team, alice
+):
+    url = "s3://lab/models/tiny"
+    plan = plan_of("generate", "folder")
+    for name in S3.secrets[:2]:
+        secret_store(team=team, name=name, value="AKIA0123456789", by=alice)
+    assert launchable_of(plan).spec.secrets == ()
+    config = plan.document.model.config
+    document = {
+        "goal": "generate", "model": {"path": url, "config": config},
+        "workload": {"input_tokens": 16, "output_tokens": 8}, "hardware": {"host": host.slug},
+    }  # fmt: skip
+    reply = client_of(alice).post("/api/v1/jobs", document, "application/json").json()
+    job = Job.objects.get(pk=reply["job"]["id"])
+    assert job.spec["model"] == {"source": "folder", "path": url}
+    assert sorted(job.spec["secrets"]) == sorted(S3.secrets[:2])
+    assert [use.repository for use in RepositoryUse.objects.filter(job=job)] == [
+        store_repository(url)
+    ]
+    for wrong, words in (("gs://lab/tiny", "hosts do not read"), ("s3://L/a", "small letters")):
+        document["model"]["path"] = wrong
+        reply = client_of(alice).post("/api/v1/jobs", document, "application/json").json()
+        assert reply["errors"][0]["field"] == "model.path", reply
+        assert words in reply["detail"], reply

@@ -11,9 +11,9 @@ from webapp.plans import planning
 from webapp.plans.planning import plan_compute
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-# Session, user, memberships with teams, plan, model with its host, the job that wrote the model,
-# its adapters, quota with the queued jobs, secrets: each row or list is read once.
-MOST_QUERIES = 9
+# Session, user with memberships and teams, plan, model with its host, the job that wrote the
+# model, its adapters, quota with the queued jobs, secrets: each row or list is read once.
+MOST_QUERIES = 8
 
 
 def counted(monkeypatch, module, name: str) -> list:

@@ -206,6 +206,54 @@ def test_a_launch_asks_of_kubernetes_what_the_agent_may_list(make_plan, alice, h
         assert caught.value.code == next(iter(launch))
 
 
+def test_a_launch_asks_of_ray_for_nodes_that_are_there_and_large_enough(make_plan, alice, hosts):
+    def kinds(chosen=None):
+        told = {"H100": (True, 3), "A100": (True, 2), "L4": (False, 9), "": (False, 1)}
+        return tuple(
+            PartitionFacts(name=name, is_up=is_up, time_limit="", nodes=nodes,
+                           is_default=is_up and chosen in (None, name))
+            for name, (is_up, nodes) in told.items()
+        )  # fmt: skip
+
+    options = {"gpus": "1", "cpus": "4", "address": "http://head:8265"}
+    with_scheduler(hosts[0], 8, kind="ray", options=options, partitions=kinds())
+    plan = make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 4}, ranks_per_host=1)
+    job = plan_launch(plan=plan, by=alice)
+    assert (job.state, job.devices_per_host) == ("preflight", 4)
+    spec = launchable_of(
+        make_plan(pool="", host=hosts[0].pk, pins={"data_parallel_size": 2}, ranks_per_host=1),
+        Launch(partition="A100"),
+    ).spec
+    assert spec.scheduler_options == {"partition": "A100"}
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert [f'value="{name}"' in page for name in ("H100", "A100", "L4")] == [True, True, False]
+    host = client_of(alice).get(f"/hosts/{hosts[0].slug}/").content.decode()
+    assert "<strong>L4</strong> (less than a job takes): 9 nodes" in host
+    for launch, words in (
+        ({"partition": "H100"}, r"4 nodes of H100 with 1 gpus, 4 cpus each, .* had 3 when"),
+        ({"partition": "L4"}, "Ray has no partition 'L4' here; it has: H100, A100"),
+        ({"queue": "gpu"}, f"and {hosts[0].name} does not"),
+    ):
+        with pytest.raises((InvalidProblem, DraftProblem), match=words):
+            launchable_of(plan, Launch(**launch))
+    with pytest.raises(DraftProblem, match=r"takes 6 nodes with .* cluster had 5 when its agent"):
+        check_scheduler(hosts[0], Launch(), Spread(6, 1))
+    wrong = {"kind": "ray", "options": options | {"partition": "B9"}, "partitions": kinds("B9")}
+    with_scheduler(hosts[0], 8, **wrong)
+    with pytest.raises(DraftProblem, match=r"1 nodes of B9 .* cluster had 0 when its agent"):
+        check_scheduler(hosts[0], Launch(), Spread(1, 1))
+    head = [each for each in kinds() if not each.name]  # a cluster that grows, at rest
+    for grows in (kinds(), kinds("B9"), head, ()):
+        with_scheduler(hosts[0], 8, kind="ray", options=options, partitions=tuple(grows),
+                       autoscaling=True)  # fmt: skip
+        for launch in (Launch(), Launch(partition="H100"), Launch(partition="B9")):
+            assert check_scheduler(hosts[0], launch, Spread(6, 1)) is None
+    assert (
+        'name="partition"'
+        in client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    )
+
+
 def test_fewer_gpus_than_the_plan_takes_of_a_node_are_refused(hosts):
     for kind, options, words in (
         ("slurm", {"gres": "gpu:2"}, ""),
@@ -213,8 +261,10 @@ def test_fewer_gpus_than_the_plan_takes_of_a_node_are_refused(hosts):
         ("slurm", {"gres": "tmpdisk:9"}, ""),
         ("kubernetes", {"nvidia.com/gpu": "2", "cpus": "1"}, ""),
         ("kubernetes", {"amd.com/gpu": "1"}, "--gpus 1 .* state 2 as .gpus"),
+        ("ray", {"gpus": "1", "cpus": "8"}, "--gpus 1 .* state 2 as .gpus"),
     ):
         with_scheduler(hosts[0], 1, kind=kind, options=options)
+        assert hosts[0].kind == kind
         if not words:
             check_scheduler(hosts[0], Launch(), Spread(1, 2))
             continue

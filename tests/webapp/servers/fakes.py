@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-Handler = Callable[[BaseHTTPRequestHandler], None]
+Respond = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Figures:
@@ -119,7 +119,7 @@ class Fake:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.answers: dict[str, str | Handler] = {}
+        self.answers: dict[str, str | Respond] = {}
         self.seen: list[tuple[str, str]] = []
 
     def be(self, engine: str, text: str | None, **fields: Any) -> None:
@@ -147,7 +147,7 @@ class Fake:
 def fake_server() -> Iterator[Fake]:
     """Serve a pretended server on a port of this machine."""
 
-    class Asked(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             fake.seen.append((self.path, self.headers.get("Authorization", "")))
             answer = fake.answers.get(self.path)
@@ -163,7 +163,7 @@ def fake_server() -> Iterator[Fake]:
         def log_message(self, *_: object) -> None:
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = True
     fake = Fake(f"http://127.0.0.1:{httpd.server_port}")
     thread = threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True)
@@ -200,7 +200,7 @@ def slow(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def redirect_to(place: str) -> Handler:
+def redirect_to(place: str) -> Respond:
     """Return a handler that redirects."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

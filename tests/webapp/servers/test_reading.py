@@ -15,7 +15,7 @@ from tests.webapp.servers.fakes import Figures, fake_server
 from webapp.servers import engines, reading
 from webapp.servers.engines import MOST_BUCKETS, Histogram, Reading, read_metrics
 from webapp.servers.figures import MOST_KEPT, WINDOW_SECONDS, History
-from webapp.servers.reading import Served, Target, UnreadableError, look_at
+from webapp.servers.reading import Served, Target, UnreadableError, probe
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def local(url: str, **fields) -> Target:
 
 
 def look(target: Target):
-    return asyncio.run(look_at(target))
+    return asyncio.run(probe(target))
 
 
 def _pages(engine: str) -> tuple[str, str]:
@@ -223,7 +223,7 @@ def test_nothing_is_sent_to_addresses_where_no_server_of_models_is():
             return list(addresses)
 
         target = Target("https://models.example:8443", key="sk", **fields)
-        return asyncio.run(look_at(target, transport, names=names))
+        return asyncio.run(probe(target, transport, names=names))
 
     refused = (
         "169.254.169.254", "fe80::1%eth0", "::ffff:a9fe:a9fe", "2002:a9fe:a9fe::1",
@@ -253,7 +253,7 @@ def test_the_next_address_of_a_name_is_taken_where_one_does_not_listen(fake):
 
     fake.be("vllm", None)
     target = local(f"http://models.example:{port}")
-    assert asyncio.run(look_at(target, names=names)).engine == "vllm"
+    assert asyncio.run(probe(target, names=names)).engine == "vllm"
 
 
 def test_nobody_listens():
@@ -382,5 +382,5 @@ def test_true_is_no_number_of_tokens(fake):
 def test_the_time_of_figures_is_when_they_arrived(fake):
     times = iter([15.0, 22.0, 29.0])  # whoever asks later, gets a later time
     fake.be("vllm", Figures(Figures.VLLM).text())
-    found = asyncio.run(look_at(local(fake.url), clock=lambda: next(times)))
+    found = asyncio.run(probe(local(fake.url), clock=lambda: next(times)))
     assert found.read_at == 15.0

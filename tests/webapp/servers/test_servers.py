@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -35,7 +35,7 @@ from webapp.servers.keys import key_of
 from webapp.servers.looking import EVERY_SECONDS, MOST_SILENT, SOURCE, Observer
 from webapp.servers.models import ObservedServer
 from webapp.servers.planning import command_of
-from webapp.servers.reading import Look, Target, UnreadableError
+from webapp.servers.reading import ProbeResult, Target, UnreadableError
 from webapp.servers.services import (
     MOST_SERVERS,
     ServerLinks,
@@ -55,18 +55,28 @@ def fake():
 
 
 class Clock:
-    """The monotonic time of an observer, which passes when the test says so."""
+    """The monotonic time of an observer; with the time of day it passes when the test says so."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, day: time_machine.Traveller) -> None:
+        self._now, self._day = 0.0, day
 
     def __call__(self) -> float:
-        return self.now
+        return self._now
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self._day.shift(seconds - self._now)
+        self._now = seconds
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Iterator[Clock]:
+    with time_machine.travel(now(), tick=False) as day:
+        yield Clock(day)
 
 
 @pytest.fixture
@@ -97,8 +107,7 @@ def test_a_server_is_seen_falls_silent_and_comes_back(team, olga, fake, clock, o
     ]
     figures.serve(30)
     fake.answers["/metrics"] = figures.text()
-    with time_machine.travel(now() + timedelta(seconds=EVERY_SECONDS), tick=False):
-        look(observer, clock, server)
+    look(observer, clock, server)
     assert server.figures["tokens_per_second"] == 30 * 11 / EVERY_SECONDS
     points = read_raw(server.pk, SOURCE, "tokens_per_second")
     assert points.value.tolist() == [22.0]
@@ -149,6 +158,8 @@ def test_a_key_is_of_one_server_and_its_address_and_is_shown_nowhere(
     server.refresh_from_db()
     fake.seen.clear()
     server_change(server=server, by=olga, name="", links=ServerLinks(), key="sk-another")
+    server.refresh_from_db()
+    assert (server.state, server.problem) == ("unknown", "")
     look(observer, clock, server)  # at once, though it was silent
     assert {key for _, key in fake.seen} == {"Bearer sk-another"}
     fake.seen.clear()
@@ -185,8 +196,10 @@ def test_what_cannot_be_stored_of_one_server_stops_no_other(team, olga, clock):
     """Whatever slips through: infinity is no JSON."""
     names = ("first", "second")
     rows = [watch(team, olga, f"http://{name}") for name in names]
-    bad = Look(reading=Reading({"running": math.inf}))
-    observer = Observer(lambda targets, _: [bad, Look(engine="vllm")][: len(targets)], clock)
+    bad = ProbeResult(reading=Reading({"running": math.inf}))
+    observer = Observer(
+        lambda targets, _: [bad, ProbeResult(engine="vllm")][: len(targets)], clock
+    )
     assert observer.step() == 2
     for row in rows:
         row.refresh_from_db()
@@ -223,8 +236,11 @@ def test_silent_servers_are_looked_at_less_often_and_a_share_of_a_team_at_a_time
     )
     asked = []
     dead = UnreadableError("gone")
-    observer = Observer(lambda rows, _: asked.append(rows) or [dead] * len(rows), clock)
-    observer.step()
+
+    def step() -> None:  # after a restart of the control process as before it
+        Observer(lambda rows, _: asked.append(rows) or [dead] * len(rows), clock).step()
+
+    step()
     assert Counter(each.team for each in asked[0]) == {team.pk: MOST_SILENT, other_team.pk: 1}
     ObservedServer.objects.filter(team=team).delete()
     asked.clear()
@@ -232,7 +248,7 @@ def test_silent_servers_are_looked_at_less_often_and_a_share_of_a_team_at_a_time
     for _ in range(60):
         clock.now += EVERY_SECONDS
         before = len(asked)
-        observer.step()
+        step()
         times += [clock.now] * (len(asked) - before)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps[:5] == [30.0, 60.0, 120.0, 240.0, 240.0]
@@ -246,12 +262,12 @@ def test_a_step_ends_in_its_time_and_no_team_takes_all_places(monkeypatch):
         most[target.team] = max(most[target.team], together[target.team])
         await asyncio.sleep(0 if target.team == "quick" else 60)
         together[target.team] -= 1
-        return Look()
+        return ProbeResult()
 
-    monkeypatch.setattr(looking, "look_at", hang)
+    monkeypatch.setattr(looking, "probe", hang)
     monkeypatch.setattr(looking, "STEP_SECONDS", 0.2)
     targets = [Target("http://a", team="hung")] * 40 + [Target("http://b", team="quick")] * 3
-    assert looking.read_all(targets, lambda: 0.0) == [None] * 40 + [Look()] * 3
+    assert looking.read_all(targets, lambda: 0.0) == [None] * 40 + [ProbeResult()] * 3
     assert most["hung"] == looking.MOST_OF_TEAM
 
 
@@ -268,12 +284,10 @@ def test_points_go_with_a_team_too(team, olga, fake, clock, observer):
 def test_points_are_sealed_and_a_removed_server_leaves_none(team, olga, fake, clock, observer):
     figures = Figures(Figures.SGLANG)
     server = watch(team, olga, fake.url)
-    began = now()
-    for number in range(45):  # eleven minutes
+    for _ in range(45):  # eleven minutes
         figures.serve(1)
         fake.be("sglang", figures.text())
-        with time_machine.travel(began + timedelta(seconds=EVERY_SECONDS * number), tick=False):
-            look(observer, clock, server)
+        look(observer, clock, server)
     assert seal_due() == 45
     assert not MetricBatch.objects.exists()
     values = read_raw(server.pk, SOURCE, "tokens_per_second").value

@@ -366,6 +366,10 @@ def test_the_pages_show_candidates_trials_and_what_was_found(team, alice, vera, 
     assert (tuning.options["trials"], tuning.options["max_seconds"]) == (8, 1800.0)
     assert "So far" in client.get(made["Location"]).content.decode()
     first = Job.objects.get()
+    for state, words in (("queued", "Waiting"), (first.state, "Running")):
+        Job.objects.update(state=state)
+        shown = client.get(made["Location"]).content.decode().split("<tbody>")[1].split("</tr>")[0]
+        assert f"{words}</span>" in shown, shown
     assert "trial 1 of the" in client.get(f"/jobs/{first.pk}/").content.decode()
     end(tuning, reasons=lambda spec: "exit_nonzero" if spec["compiled"] else "ok")
     page = unescape(client_of(vera).get(made["Location"]).content.decode())

@@ -55,7 +55,25 @@ REFUSED = {
     f"vllm serve {GGUF}": ("reads safetensors files", "GGUF files"),
     "vllm serve meta-llama/Llama-3.1-405B": ("Nothing fits on", "GiB"),
     "ollama run llama3.1": ("reads GGUF files", "meta-llama/Llama-3.1-8B-GGUF"),
-}
+    # Of public model cards and scripts, as they stand there.
+    "llama-server -hf ggml-org/gpt-oss-20b-GGUF --ctx-size 0 --jinja -ub 2048 -b 2048 -ngl 99 -fa": (
+        "has no repository 'ggml-org/gpt-oss-20b-GGUF'",
+    ),
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-1.7B --train_type "
+    "lora --lora_rank 16 --lora_alpha 64 --max_length 8192 --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 16 --deepspeed zero1": ("take 4 devices", "has 1"),
+    "vllm serve zai-org/GLM-4.7 --tensor-parallel-size 4 --speculative-config.method mtp "
+    "--speculative-config.num_speculative_tokens 1": ("take 4 devices", "has 1"),
+    "torchrun --standalone --nproc_per_node=8 train.py --batch_size=12 --block_size=1024": (
+        "take 8 devices", "has 1",
+    ),
+    "deepspeed --num_gpus 8 src/train.py --stage sft --model_name_or_path Qwen/Qwen3-8B "
+    "--finetuning_type full --cutoff_len 10000": ("take 8 devices", "has 1"),
+    "trtllm-serve Qwen/Qwen3-8B --tp_size 8": ("take 8 devices", "has 1"),
+    "mlx_lm.server --model mlx-community/Qwen3-32B-4bit": ("Nothing fits on", "GiB"),
+    "python -m sglang.bench_serving --backend sglang --model acme/tiny --num-prompts 5 "
+    "--random-input-len 64 --random-output-len 16": ("SGLang", "“Automatic”"),
+}  # fmt: skip
 
 
 def sent(user, path: str, body: dict) -> dict:
@@ -130,6 +148,27 @@ def test_engine_flags_that_no_plan_has_go_with_the_launch(alice, host, own_hub):
     for words in ("-ub 256", "--jinja", "--cache-type-k q8_0 --cache-type-v q8_0"):
         assert words in answer["command"], answer
     assert "--port 80" not in answer["command"]
+
+
+def test_a_pasted_rotary_scaling_stretches_the_plan_and_its_endpoint(alice, host, own_hub):
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+    line = f"vllm serve acme/tiny --max-model-len 4096 --rope-scaling '{json.dumps(yarn)}'"
+    made, answer = pasted(alice, host, line)
+    assert "model.rope_scaling.rope_theta" in answer["detail"]
+
+    made, answer = pasted(alice, host, f"{line} --rope-theta 10000")
+    work = plan_of(made).document.workload
+    assert (work.input_tokens + work.output_tokens, work.max_request_tokens) == (1280, 4096)
+    spec = Job.objects.get(pk=answer["job"]["id"]).spec
+    flag, value = spec["engine_args"][-2:]
+    assert (flag, json.loads(value)) == (
+        "--hf-overrides", {"rope_parameters": {"rope_theta": 10000.0, **yarn}},
+    )  # fmt: skip
+    assert spec["max_length"] == 4096
+
+    line = f"llama-server -hf {GGUF} -c 4096 -np 1 --rope-scaling yarn --rope-scale 8"
+    _, answer = pasted(alice, host, line)
+    assert "--rope-scaling yarn --rope-scale 8" in answer["command"], answer
 
 
 def test_a_pasted_load_test_sends_what_the_text_sends(alice, host, own_hub):

@@ -88,6 +88,18 @@ def test_a_data_set_of_the_hub_becomes_the_training_text_unless_its_name_is_none
         assert words in client_of(alice).get(answer["Location"]).content.decode()
 
 
+def test_trls_way_to_pack_goes_into_the_draft_without_a_data_set_too(alice, host):
+    for more in ("", "--dataset_name tatsu-lab/alpaca "):
+        paste(
+            alice,
+            "trl sft --model_name_or_path meta-llama/Llama-3.2-1B --packing "
+            f"{more}--packing_strategy wrapped",
+        )
+        values = Plan.objects.order_by("pk").last().draft["workload"]
+        assert values["packing_strategy"] == "wrapped"
+        assert values["data_source"] == ("hub" if more else "host")
+
+
 @pytest.mark.parametrize(
     "text", ["", "hello", "rm -rf /", "vllm serve $(id)", "a: [" * 200, "\0", "vllm serve"]
 )

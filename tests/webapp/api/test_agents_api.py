@@ -24,7 +24,7 @@ from webapp import asgi
 from webapp.accounts.models import StoredReply
 from webapp.agents import heartbeats
 from webapp.agents.ingest import events_accept
-from webapp.api import hosts
+from webapp.api import agents
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 from webapp.hosts.services import (
@@ -101,7 +101,7 @@ def boot_file(monkeypatch, tmp_path):
     """This machine's boot id is "same"."""
     path = tmp_path / "boot_id"
     path.write_text("same\n")
-    monkeypatch.setattr(hosts, "BOOT_ID", path)
+    monkeypatch.setattr(agents, "BOOT_ID", path)
 
 
 def test_only_this_machine_is_told_of_its_redis(team, client, boot_file):
@@ -319,7 +319,7 @@ def test_another_host_sees_no_artefact(artefact, team):
 
 
 def test_events_wait_at_their_host_while_the_disk_is_full(as_host, attempt, monkeypatch):
-    monkeypatch.setattr(hosts, "MIN_FREE_BYTES", 2**62)
+    monkeypatch.setattr(agents, "MIN_FREE_BYTES", 2**62)
     answer = as_host.post(f"/attempts/{attempt.pk}/events", batch_of(attempt, LINE))
     assert (answer.status_code, answer.json()["code"]) == (429, "disk_full")
 
@@ -339,7 +339,7 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
     size = -(-len(body) // parts) or 1
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
     sent: list[dict] = []
-    path = hosts.PATH
+    path = agents.PATH
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
 
     async def receive() -> dict:
@@ -400,10 +400,10 @@ def test_anything_but_a_bearer_token_shows_nobody():
 
 
 def test_a_body_without_end_a_wrong_field_and_a_guess_are_refused(credential):
-    answer = knock(b" " * (hosts.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
+    answer = knock(b" " * (agents.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
     assert (answer.status, answer.body["code"]) == (413, "too_large")
     assert answer.headers[b"connection"] == b"close"
-    assert str(hosts.MAX_BODY_BYTES) in answer.body["detail"]
+    assert str(agents.MAX_BODY_BYTES) in answer.body["detail"]
     answer = knock(said().replace(b'"boot_id":"boot-1"', b'"boot_id":7'), bearer(credential))
     assert (answer.status, answer.body["errors"][0]["field"]) == (422, "boot_id")
     answer = knock(said(), bearer(credential + "x"))
@@ -422,4 +422,4 @@ def test_a_database_in_trouble_asks_the_host_to_come_back(credential, monkeypatc
 
 
 def test_another_method_is_the_apis_to_answer():
-    assert not hosts.is_beat({"path": hosts.PATH, "method": "GET"})
+    assert not agents.is_beat({"path": agents.PATH, "method": "GET"})
