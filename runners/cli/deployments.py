@@ -11,7 +11,7 @@ from runners.cli.errors import CliError
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, seconds, show, table
 from runners.cli.plans import read_document
-from runners.cli.server import YesOption, confirm, server, wrote
+from runners.cli.server import YesOption, confirm, row_named, server, wrote
 
 if TYPE_CHECKING:
     from runners.client.generated import DeploymentReply, ReplicaReply, Slipway, UsageReply
@@ -69,13 +69,8 @@ def _of(client: "Slipway", name: str) -> "DeploymentReply":
     Raises:
         CliError: there is none.
     """
-    for each in client.paginate(client.list_deployments):
-        if name in {each.name, each.id}:
-            return each
-    raise CliError(
-        f"there is no deployment {name!r}; `slipway deployments list` shows them",
-        field="DEPLOYMENT",
-    )
+    rows = client.paginate(client.list_deployments)
+    return row_named(rows, name, ("name", "id"), "deployment")
 
 
 def _words(row: "DeploymentReply") -> str:

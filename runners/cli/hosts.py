@@ -95,7 +95,9 @@ def host_add(
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")
     ] = None,
-    way: Annotated[str, typer.Option("--with", help="pip, pipx, systemd or slurm.")] = "pip",
+    way: Annotated[
+        str, typer.Option("--with", help="pip, pipx, systemd, slurm, kubernetes or ray.")
+    ] = "pip",
     *,
     wait: Annotated[
         bool, typer.Option("--wait", help="Until the host is ready, check by check.")

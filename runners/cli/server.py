@@ -4,9 +4,9 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ LOGIN = "log in with `slipway login SERVER`, or set SLIPWAY_SERVER and SLIPWAY_T
 DENIED, MISSING, CONFLICT = {401, 403}, 404, 409
 OVER_BUDGET = "over_budget"  # code of a launch that the token's budget does not suffice for
 MOST_NAMESAKES, MOST_LISTED = 200, 10  # jobs that are searched for a name, and that errors list
+Row = TypeVar("Row")
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -183,6 +184,21 @@ def job_id_of(client: "Slipway", name: str) -> str:
         code="not_found",
         exit_code=ExitCode.FAILED,
         field="JOB",
+    )
+
+
+def row_named(rows: Iterable[Row], name: str, fields: Sequence[str], noun: str) -> Row:
+    """Return the row of a list that has a name in one of its ``fields``.
+
+    Raises:
+        CliError: there is none.
+    """
+    for row in rows:
+        if name in {getattr(row, field) for field in fields}:
+            return row
+    kind = noun.rsplit(maxsplit=1)[-1]
+    raise CliError(
+        f"there is no {noun} {name!r}; `slipway {kind}s list` shows them", field=kind.upper()
     )
 
 

@@ -9,7 +9,7 @@ import typer
 from runners.cli.errors import CliError
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, number, seconds, show, table
-from runners.cli.server import YesOption, confirm, server, wrote
+from runners.cli.server import YesOption, confirm, row_named, server, wrote
 
 if TYPE_CHECKING:
     from runners.client.generated import ServerDetail, ServerReply, Slipway
@@ -39,12 +39,8 @@ def _of(client: "Slipway", name: str) -> "ServerReply":
     Raises:
         CliError: there is none.
     """
-    for each in client.paginate(client.list_servers):
-        if name in {each.name, each.id, each.address}:
-            return each
-    raise CliError(
-        f"there is no observed server {name!r}; `slipway servers list` shows them", field="SERVER"
-    )
+    rows = client.paginate(client.list_servers)
+    return row_named(rows, name, ("name", "id", "address"), "observed server")
 
 
 def _words(row: "ServerReply") -> str:

@@ -21,10 +21,10 @@ from runners.client.operation import JsonObject, event_stream, operation
 from runners.client.replies.base import *
 from runners.client.replies.cached_models import *
 from runners.client.replies.deployments import *
+from runners.client.replies.hosts import *
 from runners.client.replies.jobs import *
 from runners.client.replies.launches import *
 from runners.client.replies.library import *
-from runners.client.replies.machines import *
 from runners.client.replies.model_copies import *
 from runners.client.replies.plans import *
 from runners.client.replies.remote_code import *

@@ -50,7 +50,7 @@ EXCEPTIONS = {
     "runners/jobs/events.py": {"EVENT_FD_VARIABLE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
     "runners/jobs/fetch.py": {
         "CODE_FOLDERS_VARIABLE", "DIRECTORY_VARIABLE", "HF_MODULES_CACHE", "MODEL_ROOTS_VARIABLE",
-        "name", "variable",
+        "f'{name}_FILE'", "name", "variable",
     },
     "runners/jobs/in_environment.py": {"HOST_DIR_VARIABLE", "variable"},
     "runners/jobs/model_files.py": {"CODE_FOLDERS_VARIABLE", "MODEL_ROOTS_VARIABLE"},
@@ -68,9 +68,10 @@ EXCEPTIONS = {
     "runners/environments/builder.py": {"name"},
     "runners/jobs/publish.py": {"HF_TOKEN"},
     "runners/launchers/kubernetes_api.py": {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"},
-    "runners/launchers/kubernetes_nodes.py": {"ADDRESS", "INDEX", "OMP_NUM_THREADS"},
+    "runners/launchers/kubernetes_nodes.py": {"ADDRESS", "INDEX"},
+    "runners/launchers/ray_nodes.py": {"ADDRESS", "INDEX", "RUN", "WORDS", "child.EVENT_FD"},
     "runners/launchers/slurm_commands.py": {"name"},
-    "runners/launchers/slurm_end.py": {"SLURM_JOB_ID"},
+    "runners/launchers/slurm_end.py": {"SLURM_JOB_ID", "SLURM_RESTART_COUNT"},
     "runners/launchers/slurm_nodes.py": {"SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NODEID"},
     "runners/supervision/supervisor.py": {"name"},
     "runners/host/overhead_bench.py": {"PATH"},
@@ -80,7 +81,7 @@ INTERNAL = {
     "SLIPWAY_CODE_FOLDERS", "SLIPWAY_HOST_DIR", "SLIPWAY_EVENT_FD", "SLIPWAY_MODEL_ROOTS", "SLIPWAY_AGENT_PID",
     "SLIPWAY_ATTEMPT", "SLIPWAY_ENGINE_KEY", "SLIPWAY_ENGINE_PROCESS", "SLIPWAY_GANG",
     "SLIPWAY_SECRETS_DIR", "SLIPWAY_TRACKER_VARIABLES", "SLIPWAY_REWARD_ROOTS",
-    "SLIPWAY_POD_IP",
+    "SLIPWAY_POD_IP", "SLIPWAY_NODE_IP", "SLIPWAY_NODE_INDEX", "SLIPWAY_RAY_RUN", "SLIPWAY_RAY_WORDS",
 }  # fmt: skip
 OF_HOSTS = {"SLIPWAY_REDIS_CA", "SLIPWAY_POWERCAP_DIR"}
 OF_USERS = {"SLIPWAY_SERVER", "SLIPWAY_TOKEN", "SLIPWAY_BENCH_KEY"}

@@ -22,12 +22,14 @@ OTHER_READERS = {
     "webapp/bench/long_history.py:_measured": "JSON lines of the project's own bench",
     "webapp/bench/memory.py:measure_memory": "JSON lines of the project's own bench",
     "webapp/bench/peers.py:answer_of": "JSON lines of a planner's answer",
+    "webapp/bench/peers.py:cohort_rows": "JSON lines of a planner's answers",
     "webapp/bench/site.py:call": "JSON lines of the project's own bench",
     "webapp/core/problems.py:invalid": "faults of a request, no program's",
     "webapp/operations/management/commands/bench.py:_module_figures": "JSON lines of the own bench",
 }
 # Refusals that hand on what a library said: where, and why that is complete.
 COMPLETE = {
+    "runners/hub/s3_program.py": "the callers name the address, the store and the way out",
     "runners/jobs/chat_template.py": "a template's own words; the callers name the file",
     "runners/shared/addresses.py": "the callers name the variable or the field",
 }

@@ -18,13 +18,14 @@ import pytest
 from runners.client.replies.deployments import KeyReply
 from runners.host.schedulers import SCHEDULERS
 from runners.hub.names import parse
-from runners.hub.settings import HUGGING_FACE, PASSED, SOURCES
+from runners.hub.settings import HUGGING_FACE, PASSED, SOURCES, STORES, TOKENS
 from runners.jobspec import JobSpec
 from runners.jobspec.base import SCHEDULER_OPTIONS, HubName, SchedulerKind, SchedulerOption
 from runners.jobspec.engines import ENGINES, OWN, ROWS
 from runners.jobspec.kinds import KINDS, KindName
 from runners.plans.launch import Launch
 from runners.shared.config import HostConfig, SchedulerSettings
+from runners.shared.schedulers import SCHEDULER_TERMS
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
 from webapp.deployments.forms import KeyForm
@@ -224,7 +225,7 @@ def test_a_kind_of_job_is_in_every_table():
     kinds = {each.model_fields["kind"].default for each in specs}
     for table in (KINDS, get_args(KindName), BY_KIND):
         assert set(table) == kinds
-    without_plan = {"evaluate", "drill", "prove", "publish"}
+    without_plan = {"drill", "prove", "publish"}
     assert kinds - set(EXPLANATIONS) == without_plan
 
 
@@ -254,11 +255,15 @@ def test_a_source_of_models_is_a_row_and_no_other_module_knows_its_name():
         users = [path for path in modules() if name.upper() in read_by(tree(path))]
         assert users == [f"runners/hub/{name}.py", "runners/hub/settings.py"]
         assert comparisons(modules(), lambda node, name=name: name in constants(node)) == []
+    for name, source in STORES.items():  # whose addresses are no repositories
+        assert source.name == name not in get_args(HubName)
+        assert {*source.secrets} <= {*TOKENS}  # dropped before a job's program
+        assert comparisons(modules(), lambda node, name=name: name in constants(node)) == []
 
 
 def test_a_scheduler_is_in_every_table():
     kinds = set(get_args(SchedulerKind))
-    assert set(SCHEDULERS) == set(SCHEDULER_OPTIONS) == kinds
+    assert set(SCHEDULERS) == set(SCHEDULER_OPTIONS) == set(SCHEDULER_TERMS) == kinds
     offered = {name for names in SCHEDULER_OPTIONS.values() for name in names}
     assert offered == set(get_args(SchedulerOption)) <= set(Launch.model_fields)
     settings = {each.KIND for each in get_args(SchedulerSettings)}

@@ -38,6 +38,7 @@ UNSCALED_LAWS = (
     (("ENGINE_SHUTDOWN_SECONDS",), ("STOP_GRACE_SECONDS",), "an engine ends by itself before the kill"),
     (("STOP_GRACE_SECONDS",), ("BENCHMARKED_ENDPOINT_STOP_SECONDS",), "an endpoint that was measured ends by itself"),
     (("ENGINE_START_SECONDS",), ("BENCHMARKED_ENDPOINT_START_SECONDS",), "an endpoint says itself why its engine did not start"),
+    (("TUNNEL_PING_SECONDS", "TUNNEL_PONG_SECONDS"), ("UNREACHABLE_AFTER_SECONDS",), "requests to a silent host end before it counts as lost"),
     (("EXPLAIN_KILL_SECONDS",), ("SCHEDULER_KILL_MARGIN_SECONDS",), "a supervisor knows why it was ended before it is killed"),
 )  # fmt: skip
 

@@ -178,7 +178,11 @@ def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
         (("plan", "dance", "llama-3.1-8b"), 2, "No such command 'dance'"),
         (("launch", "x", "--hours", "0"), 2, "--hours is '0': it must be above 0"),
         (("launch", "x", "--hours", "9000"), 2, "--hours is '9000': it can be 0.01 to 8,784"),
-        (("launch", "x", "--run", "dance"), 2, "--run is 'dance': .*'job', 'endpoint' or 'load'"),
+        (
+            ("launch", "x", "--run", "dance"),
+            2,
+            "--run is 'dance': .*'job', 'endpoint', 'load' or 'evaluation'",
+        ),
         (("launch", "x", "--secret", "s" * 41), 2, "--secret is .* at most 40 characters"),
         (("plann",), 2, "Did you mean 'plan'"),
         (("export", "0123456789", "--to", "vllm"), 1, "no plan with this id is kept in"),

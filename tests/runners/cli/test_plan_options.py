@@ -87,7 +87,7 @@ def test_the_options_of_a_launch_are_its_fields_in_their_words_and_shown_units(s
         words = field.help if field.factor == 1 else field.title
         assert re.search(rf"{option.names[0]} [^-]*{re.escape(words)}", shown), option
     assert "Time limit, in hours (0.01 to 8,784)." in shown
-    assert "a load test (job, endpoint or load; default job)." in shown
+    assert "held-out text (job, endpoint, load or evaluation; default job)." in shown
 
 
 def test_every_field_of_a_request_has_words_and_limits_that_json_schema_and_openapi_read():

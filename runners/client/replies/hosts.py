@@ -78,7 +78,7 @@ class HostReply(Reply):
     slug: str
     name: str
     kind: Annotated[
-        Open[Literal["agent", "slurm", "kubernetes", "virtual"]],
+        Open[Literal["agent", "slurm", "kubernetes", "ray", "virtual"]],
         Field(description="virtual: exists only in plans"),
     ]
     state: HostState
