@@ -221,7 +221,9 @@ class Engine(Spec):
     # the log spread of passes that one source measured on one device.
     stream_support: dict[str, dict[str, list[int]]] = Field(default_factory=dict)
     lone_stream_spread: float = 0.0
-    sums_in_16_bits: bool = False
+    # Kernels of ggml sum up in 16 bits on cards that halve sums in 32, and compute 16 bits in fp32
+    # where its units are faster.
+    ggml_kernels: bool = False
     score_bytes: float = 0.0
     computes_on_host: bool = False
     unpack_bytes_per_element: float = 0.0

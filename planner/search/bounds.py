@@ -121,7 +121,10 @@ def least_latency_seconds(question: Question) -> float:
         return 0.0
     peak = max(device.peak_flops_per_second.values())
     if not COMPUTED_IN & question.pinned.keys():
-        peak = max(peak_of(device, computed)[0] for _, computed in candidate_formats(question))
+        peak = max(
+            peak_of(device, computed, ggml_kernels=True)[0]
+            for _, computed in candidate_formats(question)
+        )
     prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
     return float(
         least_seconds_of_callers(

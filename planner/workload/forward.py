@@ -452,7 +452,7 @@ def excess_over_peaks(run: Operation, parts: Sequence[OperatorCost], seconds: fl
     if setting.is_measured:
         return 0.0
     # GeForce cards double the peak of products that are summed up in 16 bits.
-    doubled = setting.device.halves_wide_sums and not setting.engine.sums_in_16_bits
+    doubled = setting.device.halves_wide_sums and not setting.engine.ggml_kernels
     peak = rates.peak_flops_per_s * (2 if doubled else 1)
     if setting.skips_zeros:
         peak *= GEMM_SPEEDUP
