@@ -155,13 +155,15 @@ def listing_of(url: str, found: Sequence[Mapping[str, Any]]) -> Listing:
     Raises:
         HubError: unusable: a key would leave the folder.
     """
-    files = tuple(_file(url, each) for each in sorted(found, key=lambda each: str(each["path"])))
+    files = tuple(
+        _hub_file_of(url, each) for each in sorted(found, key=lambda each: str(each["path"]))
+    )
     content = "".join(f"{each.path} {each.size} {each.version}\n" for each in files)
     commit = hashlib.sha256(content.encode()).hexdigest()[:COMMIT_DIGITS]
     return Listing(store_repository(url), commit, files, address=url)
 
 
-def _file(url: str, found: Mapping[str, Any]) -> HubFile:
+def _hub_file_of(url: str, found: Mapping[str, Any]) -> HubFile:
     path, size, version = str(found["path"]), int(found["size"]), str(found["etag"])
     if not is_safe_path(path):
         raise HubError(

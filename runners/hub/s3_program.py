@@ -68,7 +68,9 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         client = _call(_client, question=question)
         if "files" in question:
             with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-                digests = pool.map(lambda each: _digest(client, bucket, each), question["files"])
+                digests = pool.map(
+                    lambda each: _stored_digests(client, bucket, each), question["files"]
+                )
                 return {"files": list(digests)}
         found = _objects(client, bucket, key)
         wanted = [each for each in found if each["path"].lower().endswith(question["suffixes"])]
@@ -169,7 +171,7 @@ def _signed(client: Client, bucket: str, key: str) -> str:
     return client.generate_presigned_url("get_object", Params=at, ExpiresIn=SIGNED_SECONDS)
 
 
-def _digest(client: Client, bucket: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_digests(client: Client, bucket: str, found: Mapping[str, Any]) -> dict[str, Any]:
     at = {"Bucket": bucket, "Key": found["key"]}
     head = _call(client.head_object, **at, ChecksumMode="ENABLED")
     checksum = str(head.get("ChecksumSHA256") or "")

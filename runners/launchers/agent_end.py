@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-ASKED, TOLD = "end.asked", "end.json"  # files of the attempt's folder
+REQUEST_FILE, ANSWER_FILE = "end.asked", "end.json"  # files of the attempt's folder
 TIMEOUT_SECONDS = 4.0  # below the supervisor's EXPLAIN_KILL_SECONDS, which then has the reason
 POLL_SECONDS = 0.1
 
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.1
 def read_answer(folder: Path) -> str | None:
     """Return what the agent told of the end, "" if it found nothing, None before it answers."""
     try:
-        return str(json.loads((folder / TOLD).read_text())["said"])
+        return str(json.loads((folder / ANSWER_FILE).read_text())["said"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -27,7 +27,7 @@ def main() -> int:
     """Print the agent's words, or why there are none; return the status."""
     folder = Path.cwd()
     try:
-        (folder / ASKED).touch()
+        (folder / REQUEST_FILE).touch()
     except OSError as error:
         print(error, file=sys.stderr)
         return 1

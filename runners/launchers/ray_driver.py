@@ -97,7 +97,7 @@ class Node:
             self._process.send_signal(number)
 
 
-class Lost(NamedTuple):
+class LostBundle(NamedTuple):
     """A bundle whose actor is gone: with its node, or its process alone."""
 
     bundle: int
@@ -105,11 +105,11 @@ class Lost(NamedTuple):
     phase: str  # NODE_LOST, WORKER_LOST or OUT_OF_MEMORY
 
 
-class Look(NamedTuple):
+class PollResult(NamedTuple):
     """What all actors of a placement said at once."""
 
     asks: "int | None"  # the run in which the first node asks what became of the others
-    lost: "Lost | None"
+    lost: "LostBundle | None"
     is_whole: bool  # each replied, or is known to be gone
 
 
@@ -184,7 +184,7 @@ class Placement:
                 self._group, placement_group_bundle_index=index
             )
             self._actors.append(actor.options(**options, scheduling_strategy=place).remote())
-        self._places = [self._insist(each.place) for each in self._actors]
+        self._places = [self._call_until_known(each.place) for each in self._actors]
         self._driver.report(RUNNING, nodes=self.names())
         told = {RUN: str(self.run), WORDS: self._words()}
         commands = [self._order["first"], *[self._order["others"]] * (len(self._actors) - 1)]
@@ -192,9 +192,9 @@ class Placement:
             zip(self._actors, self._places, commands, strict=True)
         ):
             own = {INDEX: str(index), ADDRESS: place["address"]}
-            self._insist(each.start, argv, self._order["folder"], told | own)
+            self._call_until_known(each.start, argv, self._order["folder"], told | own)
 
-    def _insist(self, method: Any, *arguments: object) -> Any:  # noqa: ANN401 - as Ray's own
+    def _call_until_known(self, method: Any, *arguments: object) -> Any:  # noqa: ANN401 - as Ray's own
         """Return what an actor replies; one that is out of reach is asked until Ray knows of it.
 
         Raises:
@@ -220,20 +220,20 @@ class Placement:
 
     # Watching
 
-    def watch(self) -> Lost | int:
+    def watch(self) -> LostBundle | int:
         """Return the first node's exit status, or what was lost before it had one."""
         last_number = 0
         while True:
             number = self._driver.stop_number
             if number > last_number and self._is_stop_sent():
                 last_number = number
-            look = self._look()
+            polled = self._poll_all()
             if self._ended_at is not None:
-                return self._ended(look.lost)
-            if look.lost:
-                return self._after_loss(look.lost)
-            if look.asks == self.run and look.is_whole and not self._answered:
-                self._answer_first("")
+                return self._wait_for_others(polled.lost)
+            if polled.lost:
+                return self._replace_or_end(polled.lost)
+            if polled.asks == self.run and polled.is_whole and not self._answered:
+                self._report_to_first_node("")
             self._pass_on_failure()
             time.sleep(POLL_SECONDS)
 
@@ -246,10 +246,10 @@ class Placement:
         except ActorUnavailableError:
             return False
         except (RayActorError, OutOfMemoryError):
-            pass  # the next look says so
+            pass  # the next poll says so
         return True
 
-    def _look(self) -> Look:
+    def _poll_all(self) -> PollResult:
         """Ask every actor for its process, and note the exit statuses."""
         from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
@@ -269,23 +269,23 @@ class Placement:
                 asks = said
                 if code is not None:
                     self._ended_at = self._ended_at or time.monotonic()
-        return Look(asks, lost, is_whole)
+        return PollResult(asks, lost, is_whole)
 
-    def _lost(self, index: int, error: Exception) -> Lost:
+    def _lost(self, index: int, error: Exception) -> LostBundle:
         """Return what a dead actor means: its node is gone, or its process alone."""
         from ray.exceptions import OutOfMemoryError
 
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         words = f"the process on {self.names()[index]} ({lines[0] if lines else type(error)})"
         if isinstance(error, OutOfMemoryError):
-            return Lost(index, words, OUT_OF_MEMORY)
+            return LostBundle(index, words, OUT_OF_MEMORY)
         node_id = self._places[index]["node_id"]
         until = time.monotonic() + NODE_SECONDS
         while time.monotonic() < until:
             if not self._driver.is_alive(node_id):
-                return Lost(index, f"node {self._driver.node_name(node_id)}", NODE_LOST)
+                return LostBundle(index, f"node {self._driver.node_name(node_id)}", NODE_LOST)
             time.sleep(POLL_SECONDS)
-        return Lost(index, words, WORKER_LOST)
+        return LostBundle(index, words, WORKER_LOST)
 
     def _pass_on_failure(self) -> None:
         """Tell the first node of another whose ranks failed, unless it fails by itself at once."""
@@ -295,31 +295,31 @@ class Placement:
         waited = self._failed_at is not None and time.monotonic() - self._failed_at > END_SECONDS
         if failed and waited and not self._answered:
             name, code = self.names()[failed[0]], self._codes[failed[0]]
-            self._answer_first(f"the ranks on {name} ended with exit status {code}")
+            self._report_to_first_node(f"the ranks on {name} ended with exit status {code}")
 
-    def _answer_first(self, failed: str, lost: str = "") -> None:
+    def _report_to_first_node(self, failed: str, lost: str = "") -> None:
         from ray.exceptions import OutOfMemoryError, RayActorError
 
         self._answered = True
         document = {"run": self.run, "failed": failed, "lost": lost}
-        with suppress(RayActorError, OutOfMemoryError):  # the next look says so
-            self._insist(self._actors[0].answer, document)
+        with suppress(RayActorError, OutOfMemoryError):  # the next poll says so
+            self._call_until_known(self._actors[0].answer, document)
 
-    def _after_loss(self, lost: Lost) -> Lost | int:
+    def _replace_or_end(self, lost: LostBundle) -> LostBundle | int:
         """End the first node's ranks, if it is another node that was lost."""
         if lost.bundle == 0:
             return lost
         goes_on = self._driver.is_placed_again(lost, self.run)
-        self._answer_first(
+        self._report_to_first_node(
             "" if goes_on else f"{lost.words} was lost", lost.words if goes_on else ""
         )
         until = time.monotonic() + self._order["grace_seconds"]
         while self._ended_at is None and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-            self._look_at_first()
+            self._poll_first()
         return lost if goes_on else self._codes.get(0, 1)
 
-    def _look_at_first(self) -> None:
+    def _poll_first(self) -> None:
         from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
         try:
@@ -332,7 +332,7 @@ class Placement:
             self._codes[0] = code
             self._ended_at = time.monotonic()
 
-    def _ended(self, lost: Lost | None) -> int:
+    def _wait_for_others(self, lost: LostBundle | None) -> int:
         """Let the other nodes end after the first, which has."""
         until = time.monotonic() + END_SECONDS
         told = False
@@ -342,7 +342,7 @@ class Placement:
                 for each in self._actors[1:]:
                     each.signal.remote(signal.SIGTERM)
             time.sleep(POLL_SECONDS)
-            lost = self._look().lost
+            lost = self._poll_all().lost
         return self._codes[0]
 
     def remove(self) -> None:
@@ -369,7 +369,7 @@ class Driver:
         """Return whether Ray was told to stop this job."""
         return self.stop_number > 0
 
-    def is_placed_again(self, lost: Lost, run: int) -> bool:
+    def is_placed_again(self, lost: LostBundle, run: int) -> bool:
         """Return whether an attempt goes on elsewhere after a loss in its run of this number."""
         may_go_on = self.order["restarts"] and run < MOST_RESTARTS and not self.is_stopping
         return bool(may_go_on and lost.phase == NODE_LOST)
@@ -413,15 +413,17 @@ class Driver:
                 found = placement.watch()
             # Between the placement and the start of all its processes:
             except RayActorError:
-                found = Lost(0, "a node of the placement group", NODE_LOST)
+                found = LostBundle(0, "a node of the placement group", NODE_LOST)
             except OutOfMemoryError as error:
-                found = Lost(0, f"a process ({str(error).partition(chr(10))[0]})", OUT_OF_MEMORY)
+                found = LostBundle(
+                    0, f"a process ({str(error).partition(chr(10))[0]})", OUT_OF_MEMORY
+                )
             finally:
                 placement.remove()
             if found == SUPERVISED and run and time.monotonic() - since < LOCK_SECONDS:
                 time.sleep(POLL_SECONDS)
                 continue
-            if not isinstance(found, Lost):
+            if not isinstance(found, LostBundle):
                 return int(found)
             if not self.is_placed_again(found, run):
                 self.report(found.phase, f"{found.words} was lost", placement.names())

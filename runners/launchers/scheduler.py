@@ -266,9 +266,9 @@ class SchedulerLauncher(ABC):
         said = job.end_words if job else ""
         if said and not agent_end.read_answer(folder.path):
             words = f"{self.title} ended job {job.job_id if job else ''}: {said}"
-            child.write_json(folder.path / agent_end.TOLD, {"said": words})
+            child.write_json(folder.path / agent_end.ANSWER_FILE, {"said": words})
         elif _asks_for_its_end(folder):
-            child.write_json(folder.path / agent_end.TOLD, {"said": ""})
+            child.write_json(folder.path / agent_end.ANSWER_FILE, {"said": ""})
 
     # Submitting
 
@@ -487,7 +487,7 @@ def limit_minutes(seconds: float | None, most_minutes: int) -> int:
 
 def _asks_for_its_end(folder: AttemptFolder) -> bool:
     """Return whether an attempt's supervisor waits to hear who ended its job."""
-    is_asking = (folder.path / agent_end.ASKED).exists()
+    is_asking = (folder.path / agent_end.REQUEST_FILE).exists()
     return is_asking and agent_end.read_answer(folder.path) is None
 
 

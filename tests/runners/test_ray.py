@@ -239,7 +239,7 @@ def test_a_lost_node_alone_places_an_attempt_again_and_not_without_end(tmp_path)
     child.write_json(tmp_path / ray_driver.ORDER, {"restarts": True})
     driver = ray_driver.Driver(tmp_path)
     node, memory, worker = (
-        ray_driver.Lost(0, "", phase)
+        ray_driver.LostBundle(0, "", phase)
         for phase in (ray_driver.NODE_LOST, ray_driver.OUT_OF_MEMORY, ray_driver.WORKER_LOST)
     )
     most = ray_driver.MOST_RESTARTS

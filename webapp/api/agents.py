@@ -295,7 +295,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         calls.keep(BEAT, digest(credential))
         keep_heartbeat(digest(credential))
         beat = Beat.model_validate(read_json(body))
-        answer = await _batcher().take(credential, beat)
+        answer = await _batcher_of_loop().take(credential, beat)
     except (ValueError, Problem) as error:
         answer, refused = _refusal(credential, error)
     except Exception as error:  # the database failed; the next heartbeat repeats the content
@@ -350,7 +350,7 @@ def _refusal(credential: str, error: ValueError | Problem) -> tuple[Problem, str
     return InvalidProblem("invalid", f"The heartbeat cannot be read: {error}."), str(error)
 
 
-def _batcher() -> HeartbeatBatcher:
+def _batcher_of_loop() -> HeartbeatBatcher:
     """Return the running event loop's batcher, created on first use."""
     loop = asyncio.get_running_loop()
     for other in [each for each in _batchers if each.is_closed()]:

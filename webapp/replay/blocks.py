@@ -59,7 +59,7 @@ class Block:
         if self.num_roomy(devices) < num_hosts:
             return None
         taken: Taken = []
-        for _, host in self._tightest(devices, num_hosts):
+        for _, host in self._best_fit_hosts(devices, num_hosts):
             chosen = self._first_free(host, devices)
             self._take(host, chosen, end)
             taken.append((host, chosen))
@@ -80,7 +80,7 @@ class Block:
                 self._ends[host][device] = FOREVER
             self._changed.add(host)
 
-    def _tightest(self, devices: int, num: int, besides: int = 0) -> list[tuple[int, int]]:
+    def _best_fit_hosts(self, devices: int, num: int, besides: int = 0) -> list[tuple[int, int]]:
         """Return up to ``num`` hosts where a job leaves the fewest devices: what is left, host."""
         found: list[tuple[int, int]] = []
         for count in range(devices, len(self._with_free)):
@@ -133,7 +133,7 @@ class Block:
         """Give a job devices that nobody holds, or reserved for a time within its length."""
         if self.num_roomy(devices) < num_hosts:
             return None
-        found = self._tightest(devices, num_hosts, self._kept_hosts)
+        found = self._best_fit_hosts(devices, num_hosts, self._kept_hosts)
         for host in self._kept:
             if self._free[host] >= devices:
                 left = len(self._open(host, seconds)) - devices
