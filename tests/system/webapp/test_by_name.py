@@ -118,8 +118,8 @@ def test_a_model_is_evaluated_by_name_alone_or_beside_another(site):
         assert status == 201, answer
         job = site.ended(answer)
         assert job["state"] == "succeeded", job["outcome"]
-        assert job["result"]["values"]["perplexity"] > 1
-        kl = job["result"]["values"].get("kl_divergence_nats")
+        assert job["result"]["measured"]["perplexity"] > 1
+        kl = job["result"]["measured"].get("kl_divergence_nats")
         assert kl is None if not original else abs(kl) < 1e-6
     status, answer = site.launch("generate", "tiny/llama", run="evaluation", original="tiny/none")
     assert status >= 400
