@@ -25,6 +25,7 @@ from tests.stack import free_port
 GPUS, CPUS = 2, 2
 ACCELERATOR = "H100"
 START_SECONDS, TRIES = 240.0, 3
+THREADS = "OMP_NUM_THREADS"  # Ray sets it to a bundle's cores, unless its node has one
 STORE_BYTES = 80_000_000  # the least of Ray's object stores: nothing is put into one
 
 
@@ -81,7 +82,8 @@ class Cluster:
         for _ in range(TRIES):
             done = subprocess.run(
                 [*command, *arguments],
-                env={**os.environ, "RAY_DISABLE_IMPORT_WARNING": "1"},
+                env={name: value for name, value in os.environ.items() if name != THREADS}
+                | {"RAY_DISABLE_IMPORT_WARNING": "1"},
                 capture_output=True,
                 text=True,
                 timeout=START_SECONDS,
@@ -93,7 +95,12 @@ class Cluster:
 
     def kill_node(self, name: str) -> None:
         """Kill a node's raylet, as if its machine were gone."""
-        (node_id,) = [each["node_id"] for each in self.api.nodes() if each["node_name"] == name]
+        found = self.api.request("GET", "/api/v0/nodes")["data"]["result"]["result"]
+        (node_id,) = [
+            each["node_id"]
+            for each in found
+            if (each["node_name"], each["state"]) == (name, "ALIVE")
+        ]
         (pid,) = [pid for pid, words in _commands() if f"--node_id={node_id}" in words]
         os.kill(pid, signal.SIGKILL)
 
