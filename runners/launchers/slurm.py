@@ -24,11 +24,14 @@ from runners.launchers.slurm_arrays import OMP, key_of, place_of
 from runners.launchers.slurm_commands import SlurmError, SlurmJob, SlurmUnreachableError
 from runners.shared.reasons import Reason
 from runners.shared.slurm import SlurmConfig
+from runners.shared.timing import scale_duration
 from runners.supervision import child, supervisor
 
 log = logging.getLogger(__name__)
 
 SCRIPT = "slurm.sh"
+GATHER_SECONDS = scale_duration(2.0, least=1.0)  # after an attempt for the next one like it
+MOST_GATHER_SECONDS = 10.0  # of the first one's
 # Variables of the batch job that the job inherits: its share of the node.
 INHERIT = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS",
@@ -63,6 +66,7 @@ class SlurmLauncher(SchedulerLauncher):
     ) -> None:
         super().__init__(config, clock)
         self._config = config
+        self._gathers_since: float | None = None  # the first attempt that waits to be sent
 
     # Submitting
 
@@ -100,14 +104,21 @@ class SlurmLauncher(SchedulerLauncher):
         return place.key if place else SchedulerLauncher.job_name(folder)
 
     def launch(self, folder: AttemptFolder) -> None:
-        """Submit a training over nodes; the rest is sent in the next round, by ``send_together``.
+        """Submit a training over nodes; the rest waits for its like, for ``send_together``.
+
+        Checks before a launch take each attempt of a sweep their own time: they come one by one.
 
         Raises:
             LaunchRefusedError: Slurm rejects the job.
         """
         if _num_nodes(folder) > 1:
             super().launch(folder)
-        self._next_poll = 0.0
+            self._next_poll = 0.0
+            return
+        now = self._clock()
+        if self._gathers_since is None:
+            self._gathers_since = now
+        self._next_poll = min(now + GATHER_SECONDS, self._gathers_since + MOST_GATHER_SECONDS)
 
     def send_together(self, folders: Sequence[AttemptFolder]) -> None:
         """Submit attempts that ask for the same as one array; one alone is a plain job.
@@ -115,6 +126,7 @@ class SlurmLauncher(SchedulerLauncher):
         What Slurm refuses as an array is then sent one by one, so that a limit ends no more
         attempts than it must.
         """
+        self._gathers_since = None
         alike: dict[tuple[str, ...], list[AttemptFolder]] = defaultdict(list)
         for folder in folders:
             is_stopped = (folder.path / child.STOP).exists()

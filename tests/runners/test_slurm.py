@@ -11,7 +11,7 @@ from runners.launchers import other_jobs, slurm_commands, slurm_end, slurm_facts
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.scheduler import Phase
-from runners.launchers.slurm import SlurmLauncher, render_script
+from runners.launchers.slurm import GATHER_SECONDS, SlurmLauncher, render_script
 from runners.launchers.slurm_commands import (
     SlurmError,
     SlurmJob,
@@ -529,6 +529,7 @@ def test_a_training_takes_a_node_for_each_slot_and_a_rank_for_each_gpu(folder, t
         child.write_json(folder.spec, request.model_dump(mode="json"))
         (folder.path / SlurmLauncher.TICKET).unlink(missing_ok=True)
         launcher.launch(folder)
+        told.seconds += GATHER_SECONDS
         launcher.refresh([folder])
         assert [each for each in sent[-1] if "requeue" in each or "--nodes" in each] == size
 
@@ -567,9 +568,12 @@ def test_attempts_that_ask_for_the_same_are_one_array_and_a_lost_ticket_sends_no
     other = attempts.make(f"{attempts.first_id}-other")
     document = child.read_json(other.path / child.LAUNCH)
     child.write_json(other.path / child.LAUNCH, document | {"max_duration_seconds": 60.0})
-    for folder in (*alike, other):
+    for number, folder in enumerate((*alike, other), 1):  # as their checks end
         launcher.launch(folder)
+        told.seconds += GATHER_SECONDS / 2
+        launcher.refresh([*alike, other][:number])
     assert not sent
+    told.seconds += GATHER_SECONDS / 2
     launcher.refresh([*alike, other])
     name = f"slipway-array-{alike[0].attempt_id}"
     assert [each for each in sent[0] if "array" in each] == [f"--job-name={name}", "--array=0-2%2"]
