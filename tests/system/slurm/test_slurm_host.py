@@ -134,7 +134,7 @@ def num_submitted(cluster: Cluster) -> int:
 def test_a_sweep_of_eight_is_one_array_of_which_one_is_stopped_and_one_cancelled(
     acceptor, serve, cluster, tmp_path
 ):
-    ids = [secrets.token_hex(8) for _ in range(8)]
+    ids = sorted(secrets.token_hex(8) for _ in range(8))  # as ULIDs are by their time
     jobs = [acceptor.want(each) for each in ids]
     submitted = num_submitted(cluster)
 
