@@ -20,6 +20,7 @@ from planner.catalog.devices import (
     list_instances,
 )
 from planner.catalog.models import get_entry, get_model, list_models
+from planner.catalog.topologies import get_topology, list_topologies
 from planner.cost.parameters import count_parameters
 from planner.exports.registry import FORMATS, export, export_case
 from planner.specs.base import BadRequestError, JsonObject, PlannerError
@@ -168,6 +169,9 @@ def rows_of(kind: str, key: str | None) -> list[JsonObject]:
         return [d.model_dump(mode="json") for d in ([get_device(key)] if key else list_devices())]
     if kind == "instances":
         return [instance_row(i) for i in ([get_instance(key)] if key else list_instances())]
+    if kind == "topologies":
+        found = [get_topology(key)] if key else list_topologies()
+        return [each.model_dump(mode="json") for each in found]
     return [technique_row(t) for t in ([get(key)] if key else TECHNIQUES.values())]
 
 
@@ -267,7 +271,7 @@ def arguments() -> argparse.ArgumentParser:
     importer = commands.add_parser("import", help="another tool's settings as a draft request")
     importer.add_argument("file", nargs="?", help="without one, standard input")
     importer.add_argument("--json", action="store_true")
-    for kind in ("models", "devices", "instances", "techniques"):
+    for kind in ("models", "devices", "instances", "topologies", "techniques"):
         listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
         listing.add_argument("id", nargs="?")
         listing.add_argument("--json", action="store_true")

@@ -92,7 +92,8 @@ SUPERSEDED_ROW = "a later release measured the same model on the same chip anew"
 NO_STEP = "FLOP/s alone, for a layout whose sizes do not multiply to its devices"
 NOT_ASKED = "adapters beside trained embeddings, which no request can name"
 A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
-NVLINK_DOMAIN = 64  # devices of a 72-device rack that layouts use
+# Of a rack of 72 devices: those of a tray, and those that layouts use of its NVLink domain.
+RACK_TRAY, RACK_DOMAIN = 4, 64
 ADAPTERS = {"lora", "qlora"}
 METHODS = {"pretrain", "full", "lora", "qlora"}
 COUNTS = {
@@ -173,18 +174,21 @@ def model_of(row: Row) -> str | JsonObject:
     }
 
 
+def nodes_of(gpu: str, devices: int, per_node: int) -> JsonObject:
+    """Return the nodes of a row's devices; those of an NVL72 rack share its NVLink domain."""
+    is_rack = gpu.startswith("gb")
+    each = min(RACK_TRAY if is_rack else per_node, devices)
+    nodes = {"devices_per_node": each, "nodes": max(1, devices // each)}
+    return {**nodes, "nvlink_domain_devices": RACK_DOMAIN} if is_rack else nodes
+
+
 def cluster_of(row: Row) -> JsonObject:
     """Return the hardware of a training row."""
     gpu = row["gpu"].lower()
-    per_node = int(number(row, "gpus_per_node", 8))
-    devices = int(number(row, "num_gpus", 1))
-    if gpu.startswith("gb"):
-        per_node = NVLINK_DOMAIN
-    per_node = min(per_node, devices)
+    devices, per_node = int(number(row, "num_gpus", 1)), int(number(row, "gpus_per_node", 8))
     cluster: JsonObject = {
         "device": TRAINING_DEVICES.get(gpu, gpu),
-        "devices_per_node": per_node,
-        "nodes": max(1, devices // per_node),
+        **nodes_of(gpu, devices, per_node),
     }
     if gpu.startswith(("a100", "a800")):
         cluster["inter_node_bandwidth_bytes_per_second"] = A100_PORT_BYTES_PER_S

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.fitting.evidence import NVLINK_DOMAIN, Row, number, table
+from planner.fitting.evidence import Row, nodes_of, number, table
 from planner.fitting.unfitted import Comparison
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -76,8 +76,6 @@ def is_shut(row: Row) -> bool:
 def step_request(row: Row) -> JsonObject:
     """Return a row as an estimate's request."""
     devices, per_node = int(row["num_gpus"]), int(row["gpus_per_node"])
-    if row["gpu"].startswith("gb"):
-        per_node = min(devices, NVLINK_DOMAIN)
     names = {
         "tp": "tensor_parallel_size",
         "cp": "context_parallel_size",
@@ -111,8 +109,7 @@ def step_request(row: Row) -> JsonObject:
         "model": row["model"],
         "cluster": {
             "device": row["gpu"],
-            "devices_per_node": per_node,
-            "nodes": max(1, devices // per_node),
+            **nodes_of(row["gpu"], devices, per_node),
         },
         "workload": workload,
         "strategy": strategy,

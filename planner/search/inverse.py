@@ -538,7 +538,10 @@ def _devices(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
 
 
 def _devices_per_server(cluster: ClusterSpec) -> int:
-    return max(resolve_cluster(cluster).devices_per_node, SERVER_DEVICES)
+    resolved = resolve_cluster(cluster)
+    if resolved.nvlink_domain_devices:
+        return resolved.devices_per_node  # the nodes of an NVLink domain are built as they are
+    return max(resolved.devices_per_node, SERVER_DEVICES)
 
 
 def _resized_cluster(cluster: ClusterSpec, count: int) -> ClusterSpec:

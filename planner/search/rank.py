@@ -12,7 +12,9 @@ from planner.specs.units import GIB
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import used_by
 from planner.workload.layouts import Layout
+from planner.workload.resolve import resolve
 from planner.workload.rollouts import generator_reason
+from planner.workload.topology import link_reasons
 from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
@@ -405,11 +407,12 @@ def as_plan(
     rollout, request = estimate.strategy.rollout, question.request
     generated = (generator_reason(rollout, request, question.device),) if rollout else ()
     others = _other_node_reasons(estimate, question, apart or {})
+    links = _link_reasons(estimate, question)
     return PlannedStrategy(
         **fields,
         rank=rank,
         cluster=question.shown,
-        reasons=(*reasons(estimate, first), *generated, *others),
+        reasons=(*reasons(estimate, first), *generated, *links, *others),
         techniques=used_by(estimate.strategy, question.case),
         exports=formats_for(question.case, estimate.strategy, estimate.engine),
         tier=plan_tier(question),
@@ -428,6 +431,14 @@ def reasons(estimate: Estimate, first: Estimate | None) -> tuple[str, ...]:
     if first is None or first.strategy == estimate.strategy:
         return own
     return (*own, *_differences(estimate, first))
+
+
+def _link_reasons(estimate: Estimate, question: Question) -> tuple[str, ...]:
+    """Return which link each group of ranks uses, on a cluster with NVLink domains or pods."""
+    cluster = question.cluster
+    if cluster.pod_devices is None and cluster.domain_devices == cluster.devices_per_node:
+        return ()
+    return tuple(link_reasons(resolve(question.estimate_request(estimate.strategy))))
 
 
 def _other_node_reasons(

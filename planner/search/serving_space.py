@@ -75,7 +75,7 @@ def _formats(question: Question) -> Iterator[JsonObject]:
 def _sizes(question: Question, split: DisaggregatedSpec) -> Iterator[JsonObject]:
     """Yield open tensor and pipeline sizes whose product divides both pools."""
     pinned, common = question.pinned, gcd(split.prefill_devices, split.decode_devices)
-    open_ranks = tensor_sizes(question, question.cluster.widest_node)
+    open_ranks = tensor_sizes(question, question.cluster.widest_domain)
     open_depths = pipeline_sizes(question, common)
     for tensor, depth in product(
         [pinned["tensor_parallel_size"]] if "tensor_parallel_size" in pinned else open_ranks,
@@ -532,7 +532,7 @@ class ServingSpace:
     @cached_property
     def tensor_sizes(self) -> list[int]:
         """Return the tensor parallel sizes to try."""
-        return tensor_sizes(self.question, self.question.cluster.widest_node)
+        return tensor_sizes(self.question, self.question.cluster.widest_domain)
 
     @cached_property
     def _context_sizes(self) -> list[int]:

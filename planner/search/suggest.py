@@ -326,17 +326,17 @@ def largest_option(request: PlanRequest) -> ClusterSpec:
     """Return the request's cluster, or the hardware option with the most memory.
 
     A rented instance is expanded to its devices, because a changed device or count is no longer
-    that offer.
+    that offer; a topology to its fields.
     """
     return max(map(_without_instance, clusters_of(request)), key=memory_of)
 
 
 def _without_instance(cluster: ClusterSpec) -> ClusterSpec:
-    if cluster.instance is None:
+    if cluster.instance is None and cluster.topology is None:
         return cluster
     rented = resolve_cluster(cluster)
     device = resolve_device(rented.device).id
-    return rented.model_copy(update={"device": device, "instance": None})
+    return rented.model_copy(update={"device": device, "instance": None, "topology": None})
 
 
 def _replaced_hardware(request: PlanRequest, cluster: ClusterSpec) -> JsonObject:
@@ -351,6 +351,8 @@ def more_devices(request: PlanRequest) -> list[RequestChange]:
         return []
     changes = []
     for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
+        if cluster.nvlink_domain_devices and inside != cluster.devices_per_node:
+            continue  # the nodes of an NVLink domain are built as they are
         larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
         title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
         changes.append(RequestChange(title, _replaced_hardware(request, larger)))
@@ -383,7 +385,8 @@ def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, RequestChange]
     for device in sorted(_gpus(), key=_price_order):
         if device.id == current.id or is_no_better(device, current):
             continue
-        changed = cluster.model_copy(update={"device": device.id})
+        alone = {"nvlink_domain_devices": None} if cluster.nvlink_domain_devices else {}
+        changed = cluster.model_copy(update={"device": device.id, **alone})
         title = f"{device.name} instead of {current.name or current.id}"
         changes.append((device, RequestChange(title, _replaced_hardware(request, changed))))
     return changes

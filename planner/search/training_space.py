@@ -22,6 +22,7 @@ from planner.search.question import Question
 from planner.search.rollouts import refuse_undivided, rollout_choices, training_devices
 from planner.search.space import MAX_TENSOR_RANKS, Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
+from planner.specs.cluster import ClusterSpec
 from planner.specs.on_policy import RolloutSpec
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import get
@@ -190,10 +191,9 @@ MAX_STAGES = 64
 MAX_CONTEXT_RANKS = 64
 MAX_MICRO_BATCH = 64
 MAX_CHUNKS = 16
-MAX_EXPERT_CHOICES = 4
 # Shorter chunks per rank leave ring attention too little compute.
 MIN_CONTEXT_TOKENS = 1024
-# ZeRO stages; HYBRID is stage 3 within a node and replicas across nodes (HSDP).
+# ZeRO stages; HYBRID is stage 3 within a node or NVLink domain and replicas across (HSDP).
 ZERO_STAGES = (0, 1, 2, 3)
 HYBRID = 4
 RECOMPUTATIONS = ("none", "selective", "full")
@@ -480,7 +480,7 @@ class TrainingSpace:
         replicas = 1.0 if self._support.has_fused_update else devices / (tensor * context * stages)
         data = self.question.pinned.get("data_parallel_size") or replicas
         stage, shard = sizes["zero_stage"], self.question.pinned.get("zero_shard_size") or 0
-        per_group = np.floor(self.question.cluster.devices_per_node / tensor)
+        per_group = np.floor(_even_domain(self.question.cluster) / tensor)
         shard = np.where(stage == HYBRID, per_group, shard)
         sizes |= {
             "data_parallel_size": np.asarray(data, dtype=np.float64),
@@ -513,7 +513,7 @@ class TrainingSpace:
 
     @cached_property
     def _tensor_sizes(self) -> list[int]:
-        return tensor_sizes(self.question, self.question.cluster.devices_per_node)
+        return tensor_sizes(self.question, self.question.cluster.domain_devices)
 
     @cached_property
     def _context_sizes(self) -> list[int]:
@@ -527,10 +527,12 @@ class TrainingSpace:
         if not model.is_moe or get("expert_parallel").reason_against(self.question.case):
             return [1]
         sizes = divisors(model.num_experts, self.question.cluster.num_devices)
-        per_node = self.question.cluster.devices_per_node
-        # One rank, the two largest sizes within a node, and the largest size.
-        choices = {1, *[size for size in sizes if size <= per_node][-2:], sizes[-1]}
-        return sorted(choices)[:MAX_EXPERT_CHOICES]
+        cluster = self.question.cluster
+        # One rank, the two largest sizes within a node and within its domain, the largest size.
+        choices = {1, sizes[-1]}
+        for inside in (cluster.devices_per_node, cluster.domain_devices):
+            choices |= {*[size for size in sizes if size <= inside][-2:]}
+        return sorted(choices)
 
     @cached_property
     def _zero_stages(self) -> list[int]:
@@ -545,11 +547,18 @@ class TrainingSpace:
         return even or [size for size in (2, 4, 8, 16) if size <= most] or [2]
 
 
-def tensor_sizes(question: Question, devices_per_node: int) -> list[int]:
-    """Return the tensor parallel sizes to try within a node."""
+def _even_domain(cluster: ClusterSpec) -> int:
+    """Return the devices of the largest equal parts of a cluster that lie in one NVLink domain."""
+    devices, each = cluster.num_devices, cluster.devices_per_node
+    sizes = range(cluster.domain_devices // each * each, each, -each)
+    return next((size for size in sizes if devices % size == 0), each)
+
+
+def tensor_sizes(question: Question, domain_devices: int) -> list[int]:
+    """Return the tensor parallel sizes to try within a node or its NVLink domain."""
     if get("tensor_parallel").reason_against(question.case):
         return [1]
-    most = min(devices_per_node, MAX_TENSOR_RANKS)
+    most = min(domain_devices, MAX_TENSOR_RANKS)
     return divisors(question.model.num_attention_heads, most)
 
 

@@ -424,6 +424,12 @@ class UnknownInstanceError(UnknownNameError):
     code = "unknown_instance"
 
 
+class UnknownTopologyError(UnknownNameError):
+    """The catalog of topologies has no such id."""
+
+    code = "unknown_topology"
+
+
 class UnknownTechniqueError(UnknownNameError):
     """The technique registry has no such key."""
 

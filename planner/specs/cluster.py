@@ -186,11 +186,19 @@ class NodeGroup(SparseSpec):
     device: str | DeviceSpec = Field(description="Catalog id of the device, or its figures")
     devices_per_node: PositiveInt = Field(default=1, description="Devices of a node")
     nodes: PositiveInt = Field(default=1, description="Nodes")
+    nvlink_domain_devices: PositiveInt | None = Field(
+        default=None, description="Devices of one NVLink domain; without it those of a node"
+    )
 
     @property
     def num_devices(self) -> int:
         """Return the total number of devices of the group."""
         return self.devices_per_node * self.nodes
+
+    @property
+    def domain_devices(self) -> int:
+        """Return the devices that NVLink, or a like link, joins: at least those of a node."""
+        return max(self.devices_per_node, self.nvlink_domain_devices or 1)
 
 
 class ClusterSpec(SparseSpec):
@@ -212,11 +220,33 @@ class ClusterSpec(SparseSpec):
         description="Nodes of other devices, which follow the first ones: pipeline stages are "
         "assigned in this order",
     )
+    topology: str | None = Field(
+        default=None,
+        description="Id of a published topology, which sets the devices of a node, the NVLink "
+        "domain, the pods and the bandwidth between nodes where they are not given",
+    )
+    nvlink_domain_devices: PositiveInt | None = Field(
+        default=None,
+        description="Devices of one NVLink domain, or of a like link, that spans nodes: 72 of a "
+        "GB200 NVL72, or those that a job is given of each; without it the devices of a node",
+    )
+    nodes_per_pod: PositiveInt | None = Field(
+        default=None,
+        description="Nodes that reach each other at full bandwidth: those of a leaf switch, of a "
+        "rail-optimised scalable unit or of a pod; without it all",
+    )
+    oversubscription_ratio: float | None = Field(
+        default=None,
+        ge=1.0,
+        description="Bandwidth of the nodes of a pod over that of its links to other pods, such "
+        "as 7; without it 1, a network that does not block",
+    )
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = Field(
-        default=None, description="Bandwidth between the devices of a node"
+        default=None,
+        description="Bandwidth between the devices of a node or NVLink domain",
     )
     inter_node_bandwidth_bytes_per_second: PositiveFloat | None = Field(
-        default=None, description="Bandwidth between nodes"
+        default=None, description="Bandwidth between nodes, of each device and direction"
     )
     collective_latency_seconds: NonNegativeFloat | None = Field(
         default=None,
@@ -287,6 +317,28 @@ class ClusterSpec(SparseSpec):
         return max(
             self.devices_per_node, *(group.devices_per_node for group in self.other_nodes), 1
         )
+
+    @property
+    def domain_devices(self) -> int:
+        """Return the devices that NVLink, or a like link, joins: at least those of a node.
+
+        Of unlike nodes it is the smallest domain of all, so that their order does not matter.
+        """
+        own = self.nvlink_domain_devices or 1
+        others = (group.domain_devices for group in self.other_nodes)
+        return max(self.devices_per_node, min(own, *others, own))
+
+    @property
+    def widest_domain(self) -> int:
+        """Return the largest number of devices that NVLink, or a like link, joins."""
+        own = max(self.devices_per_node, self.nvlink_domain_devices or 1)
+        return max(own, *(group.domain_devices for group in self.other_nodes), 1)
+
+    @property
+    def pod_devices(self) -> int | None:
+        """Return the devices of a pod with oversubscribed links to others, None without such."""
+        is_blocking = self.nodes_per_pod and (self.oversubscription_ratio or 1.0) > 1.0
+        return self.devices_per_node * (self.nodes_per_pod or 1) if is_blocking else None
 
     @property
     def num_devices(self) -> int:

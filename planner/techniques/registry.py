@@ -115,10 +115,10 @@ CONDITIONS: dict[str, Condition] = {
         "a number of devices in one node divides the attention heads",
         lambda case: any(
             case.model.num_attention_heads % size == 0
-            for size in range(2, case.cluster.widest_node + 1)
+            for size in range(2, case.cluster.widest_domain + 1)
         ),
         "needs a divisor of the {case.model.num_attention_heads} attention heads between 2 and "
-        "the {case.cluster.widest_node} devices of a node",
+        "the {case.cluster.widest_domain} devices of a node",
     ),
     "several_layers": _condition(
         "there is a layer for each stage",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, permutations, product
+from itertools import permutations, product
 from typing import cast
 
 import numpy as np
@@ -53,7 +53,10 @@ class ReplicaGroup:
 def node_groups_of(cluster: ClusterSpec) -> tuple[NodeGroup, ...]:
     """Return all node groups of a cluster, with its main group first."""
     own = NodeGroup(
-        device=cluster.device, devices_per_node=cluster.devices_per_node, nodes=cluster.nodes
+        device=cluster.device,
+        devices_per_node=cluster.devices_per_node,
+        nodes=cluster.nodes,
+        nvlink_domain_devices=cluster.nvlink_domain_devices,
     )
     return (own, *cluster.other_nodes)
 
@@ -66,8 +69,10 @@ def clusters_by_node_kind(cluster: ClusterSpec) -> tuple[ClusterSpec, ...]:
             update={
                 "device": group.device,
                 "instance": None,
+                "topology": None,
                 "devices_per_node": group.devices_per_node,
                 "nodes": group.nodes,
+                "nvlink_domain_devices": group.nvlink_domain_devices,
             }
         )
         for group in cluster.other_nodes
@@ -146,26 +151,28 @@ def group_replicas(setting: Setting) -> tuple[ReplicaGroup, ...]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """One device in cluster order, with the index of its node and of its node kind."""
+    """One device in cluster order, with the kind of its node.
+
+    ``domain`` is this kind and the NVLink domain among its nodes: a node, if none spans several.
+    """
 
     device: DeviceSpec
-    node: int
+    domain: tuple[int, int]
     kind: int
 
 
 def _slots(setting: Setting) -> Iterator[_Slot]:
-    groups = node_groups_of(setting.cluster)
-    before = accumulate((group.nodes for group in groups), initial=0)
     devices = iter(devices_of(setting))
-    for kind, (group, first) in enumerate(zip(groups, before, strict=False)):
+    for kind, group in enumerate(node_groups_of(setting.cluster)):
         for rank in range(group.num_devices):
-            yield _Slot(next(devices), first + rank // group.devices_per_node, kind)
+            yield _Slot(next(devices), (kind, rank // group.domain_devices), kind)
 
 
 def _places(setting: Setting, slots: Sequence[_Slot]) -> Iterator[StagePlace]:
     """Yield the place of each stage of a replica."""
     width = len(slots) // single(setting.layout.pipeline)
     kinds = clusters_by_node_kind(setting.cluster)
+    apart = {"devices_per_node": 1, "nvlink_domain_devices": None, "nodes_per_pod": None}
     for first in range(0, len(slots), width):
         stage, next_slot = slots[first : first + width], slots[first + width : first + width + 1]
         is_uniform = all(slot.kind == stage[0].kind for slot in stage)
@@ -174,10 +181,10 @@ def _places(setting: Setting, slots: Sequence[_Slot]) -> Iterator[StagePlace]:
             if is_uniform
             else slowest_device(setting, [slot.device for slot in stage])
         )
-        on_one_node = stage[0].node == stage[-1].node
-        size = {} if on_one_node else {"devices_per_node": 1, "nodes": len(stage)}
+        in_one_domain = stage[0].domain == stage[-1].domain
+        size = {} if in_one_domain else {**apart, "nodes": len(stage)}
         cluster = kinds[stage[0].kind].model_copy(update={"device": device, **size})
-        inside = bool(next_slot) and next_slot[0].node == stage[-1].node
+        inside = bool(next_slot) and next_slot[0].domain == stage[-1].domain
         yield StagePlace(device, cluster, inside)
 
 

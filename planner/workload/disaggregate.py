@@ -42,11 +42,11 @@ from planner.workload.generate import (
     prefill_cost,
 )
 from planner.workload.inference_memory import MemoryLoad, inference_memory
-from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import with_device_overhead
 from planner.workload.serve import saturation_rate, serve
 from planner.workload.setting import Setting
+from planner.workload.topology import exchange_link
 
 # ---------------------------------------------------------------------------
 # Serving with prefill and decode on different devices: two pools and the KV transfer between.
@@ -246,7 +246,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
         transfer_seconds,
         setting.line(GROUP, "Cache to the decode pool", "communication", "kv_transfer"),
         payload_bytes=payload,
-        link_bytes_per_s=link_for(setting, rates, setting.layout.devices),
+        link_bytes_per_s=exchange_link(setting, rates, setting.layout.devices),
     )
     return transfer_s + rates.latency_s
 

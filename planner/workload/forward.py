@@ -56,8 +56,9 @@ from planner.workload.offloading import (
     overlap_offload,
     separate_dequantisation,
 )
-from planner.workload.operators import ForwardPass, Operation, OperatorCost, latency_for, link_for
+from planner.workload.operators import ForwardPass, Operation, OperatorCost, latency_for
 from planner.workload.setting import Setting
+from planner.workload.topology import chain_link, exchange_link
 
 # ---------------------------------------------------------------------------
 # The operators of a layer in one pass: matrix products, attention, experts, communication.
@@ -229,7 +230,7 @@ def communication_seconds(run: Operation) -> float:
         run.line("Tensor-parallel all-reduces", "tensor_parallel", "communication"),
         payload_bytes=payload / run.work.steps,
         ranks=layout.tensor,
-        link_bytes_per_s=link_for(setting, run.rates, layout.tensor),
+        link_bytes_per_s=chain_link(setting, run.rates, layout.tensor),
         latency_s=latency_for(run.rates, layout.tensor),
         count=_num_all_reduces(setting) * run.work.steps,
     )
@@ -241,7 +242,9 @@ def communication_seconds(run: Operation) -> float:
             run.line("Pipeline hand-over", "pipeline", "communication"),
             payload_bytes=payload,
             ranks=layout.pipeline,
-            link_bytes_per_s=link_for(setting, run.rates, layout.tensor * layout.pipeline),
+            link_bytes_per_s=chain_link(
+                setting, run.rates, layout.tensor * layout.pipeline, layout.tensor
+            ),
             latency_s=run.rates.latency_s,
         )
     return seconds
@@ -277,7 +280,7 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
         run.line("Expert all-to-all", "expert_exchange", "communication"),
         payload_bytes=run.work.routed_tokens / run.work.steps * share * token_bytes,
         ranks=_exchanging_ranks(setting),
-        link_bytes_per_s=link_for(setting, run.rates, layout.expert_group),
+        link_bytes_per_s=exchange_link(setting, run.rates, layout.expert_group),
         latency_s=latency_for(run.rates, _exchanging_ranks(setting)),
         count=model.num_moe_layers * run.work.steps,
     )
@@ -294,7 +297,7 @@ def context_exchange_seconds(run: Operation) -> float:
         return 0.0
     layers = model.num_hidden_layers
     line = run.line("Context-parallel exchange", "context_exchange", "communication")
-    link = link_for(setting, run.rates, layout.tensor * layout.context)
+    link = chain_link(setting, run.rates, layout.tensor * layout.context, layout.tensor)
     if run.work.absorbed:
         width = model.num_attention_heads * model.head_dim / layout.tensor
         return run.ledger.term(
@@ -734,7 +737,7 @@ def _stage_send_seconds(
         * setting.activation_element_bytes,
         ranks=2,
         link_bytes_per_s=rates.link_bytes_per_s
-        if place.inside_node
+        if place.inside_domain
         else rates.inter_node_bytes_per_s,
         latency_s=rates.latency_s,
     )

@@ -105,12 +105,13 @@ class Layout:
 class StagePlace:
     """The device of one stage of a heterogeneous pipeline and its link to the next stage.
 
-    ``cluster`` contains only the stage's devices and states whether they share a node.
+    ``cluster`` contains only the stage's devices and states whether they share a node or NVLink
+    domain; ``inside_domain`` whether the next stage is in that of this one.
     """
 
     device: DeviceSpec
     cluster: ClusterSpec
-    inside_node: bool
+    inside_domain: bool
 
 
 # Validity rules of parallel layouts, for one layout or for columns of them.

@@ -41,12 +41,12 @@ from planner.specs.workload import (
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, max_concurrency, memory_load, prefill_cost
 from planner.workload.inference_memory import default_requests, inference_memory, usable_bytes
-from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.preference import Forwards, as_trained
 from planner.workload.resolve import resolve
 from planner.workload.rollouts import FIELD, part_of
 from planner.workload.setting import Setting
+from planner.workload.topology import chain_link
 from planner.workload.train import at_pace, forward_seconds, held_memory
 from planner.workload.training_exchange import FULL_SHARDING
 
@@ -533,7 +533,7 @@ def _phases(
             setting.line(GROUP, "Weights to the generating engine", key="weight_sync"),
             weight_bytes=made.setting.counts.total * made.setting.weight_element_bytes,
             efficiency=SYNC_BETWEEN if rollout.devices else SYNC_IN_PLACE,
-            link_bytes_per_s=link_for(setting, setting.rates, ranks),
+            link_bytes_per_s=chain_link(setting, setting.rates, ranks),
         )
     updates, updated = workload.num_iterations * batches, _scaled_to_step(trained.updated)
     return _Phases(

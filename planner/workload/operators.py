@@ -145,9 +145,3 @@ def latency_for(rates: Rates, ranks: float) -> float:
     """
     rounds: float = np.log2(maximum(ranks, 1))
     return rates.latency_s * rounds / ROUNDS_IN_A_NODE
-
-
-def link_for(setting: Setting, rates: Rates, ranks: float) -> float:
-    """Return the link bandwidth of ``ranks`` neighbours, within a node if they fit into one."""
-    inside = ranks <= setting.cluster.devices_per_node
-    return where(inside, rates.link_bytes_per_s, rates.inter_node_bytes_per_s)

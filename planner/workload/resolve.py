@@ -23,6 +23,7 @@ from planner.catalog.engines import (
 from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.reading import nearest_names
+from planner.catalog.topologies import get_topology, list_topologies
 from planner.cost.column import single
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import ELEMENT_BITS, SIXTEEN_BIT, WIDE, reason_against, unquantised_dtype
@@ -57,6 +58,7 @@ from planner.workload.option_rules import option_rules
 from planner.workload.preference import as_trained
 from planner.workload.rollouts import refuse_unsupported_rollout, rollout_warnings, with_rollout
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
+from planner.workload.topology import straddling_groups
 from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
@@ -441,6 +443,69 @@ def resolve_device(device: str | DeviceSpec) -> DeviceSpec:
 
 def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
     """Return a cluster with its device resolved; an instance sets count, memory and price.
+
+    Raises:
+        UnknownNameError: a catalog has no such device, instance or topology.
+        BadRequestError: the instance's GPU is not in the device catalog, or the topology does not
+            fit the nodes.
+    """
+    resolved = _with_topology(_with_devices(cluster))
+    _check_topology(resolved)
+    return resolved
+
+
+def _with_topology(cluster: ClusterSpec) -> ClusterSpec:
+    """Return a cluster with what its topology sets and was not given.
+
+    Raises:
+        UnknownNameError: the catalog has no such topology.
+        BadRequestError: the topology is of another device.
+    """
+    if cluster.topology is None:
+        return cluster
+    topology, device = get_topology(cluster.topology), resolve_device(cluster.device)
+    if topology.device and topology.device != device.id:
+        raise BadRequestError(
+            f"topology {topology.id} is of {topology.device}, and the device is {device.id}: "
+            "leave topology out, or state nvlink_domain_devices, nodes_per_pod and "
+            "oversubscription_ratio",
+            "cluster.topology",
+        )
+    missing = {
+        name: value
+        for name, value in topology.cluster_fields.items()
+        if name not in cluster.model_fields_set
+    }
+    return cluster.model_copy(update={"topology": topology.id, **missing})
+
+
+def _check_topology(cluster: ClusterSpec) -> None:
+    """Reject NVLink domains that nodes do not fill, and a ratio without pods.
+
+    Raises:
+        BadRequestError: names the field and what works.
+    """
+    groups: tuple[ClusterSpec | NodeGroup, ...] = (cluster, *cluster.other_nodes)
+    for group in groups:
+        domain, each = group.nvlink_domain_devices, group.devices_per_node
+        if domain is not None and group.nodes > 1 and domain % each:
+            fitting = max(domain // each, 1) * each
+            raise BadRequestError(
+                f"nvlink_domain_devices is {domain}, no multiple of devices_per_node, {each}: a "
+                f"domain is made of whole nodes; choose {fitting}, or other nodes",
+                "cluster.nvlink_domain_devices",
+            )
+    ratio = cluster.oversubscription_ratio
+    if ratio is not None and ratio > 1 and cluster.nodes_per_pod is None:
+        raise BadRequestError(
+            f"oversubscription_ratio is {ratio:g}, and nodes_per_pod, the nodes that reach each "
+            "other at full bandwidth, is not given: state it, or leave the ratio out",
+            "cluster.nodes_per_pod",
+        )
+
+
+def _with_devices(cluster: ClusterSpec) -> ClusterSpec:
+    """Return a cluster with its devices resolved, and what its instance sets.
 
     Raises:
         UnknownNameError: a catalog has no such device or instance.
@@ -888,9 +953,32 @@ def _server_warnings(setting: Setting) -> Iterator[str]:
         )
 
 
+def _topology_warnings(setting: Setting) -> Iterator[str]:
+    """Yield what a layout loses by its NVLink domains, and those that are not stated."""
+    cluster, device = setting.cluster, setting.device
+    domain = cluster.domain_devices
+    for name, ranks in straddling_groups(setting):
+        used = domain // ranks * ranks
+        yield (
+            f"some {name} groups of {ranks} lie in two NVLink domains of {domain} and use the "
+            f"network: take {used} devices of each domain (nvlink_domain_devices={used}), or a "
+            f"size that divides {domain}"
+        )
+    known = next((each for each in list_topologies() if each.device == device.id), None)
+    if known is None or not known.nvlink_domain_devices or cluster.nvlink_domain_devices:
+        return
+    if cluster.nodes > 1 and domain <= SERVER_DEVICES:
+        yield (
+            f"the {cluster.nodes} nodes of {cluster.devices_per_node} {device.name or device.id} "
+            f"are joined by the network alone: topology={known.id} joins "
+            f"{known.nvlink_domain_devices} devices by NVLink"
+        )
+
+
 def _warn(setting: Setting, request: EstimateRequest) -> None:
     add = setting.warnings.append
     setting.warnings.extend(_server_warnings(setting))
+    setting.warnings.extend(_topology_warnings(setting))
     if setting.engine.is_generic:
         add(
             f"engine {setting.engine.key} has no figures of its own: the generic figures of "

@@ -43,9 +43,15 @@ from planner.specs.base import OperatorClass
 from planner.specs.model import LayerGroup, RecurrentLayers
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
-from planner.workload.operators import link_for
 from planner.workload.preference import NO_FORWARDS, Forwards
 from planner.workload.setting import Rates, Setting, compute_dtype_of, emulates_narrow_products
+from planner.workload.topology import (
+    chain_link,
+    devices_in_domain,
+    exchange_link,
+    lies_in_domain,
+    ring_link,
+)
 from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matrix, rows_per_record
 
 # ---------------------------------------------------------------------------
@@ -126,17 +132,6 @@ def step_line(
     return replace(line, factor=line.factor * setting.training_factor(part))
 
 
-def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> float:
-    """Return the bandwidth of a ring over every ``stride``-th of ``span`` devices.
-
-    A ring enters and leaves a node once, over the network ports of all its members there.
-    """
-    per_node = setting.cluster.devices_per_node
-    members = maximum(1.0, per_node / stride)
-    across = minimum(rates.link_bytes_per_s, rates.inter_node_bytes_per_s * members)
-    return where(span <= per_node, rates.link_bytes_per_s, across)
-
-
 @dataclass(frozen=True)
 class ShardTraffic:
     """Bytes per step of a group of ranks: gradients to reduce and weights to gather."""
@@ -214,7 +209,7 @@ class Exchange:
             step_line(setting, "Expert all-to-all", "expert_exchange", "communication"),
             payload_bytes=payload_bytes * model.num_experts_per_tok / layout.tensor,
             ranks=layout.expert,
-            link_bytes_per_s=link_for(setting, self.rates, layout.expert),
+            link_bytes_per_s=exchange_link(setting, self.rates, layout.expert),
             latency_s=self.rates.latency_s,
             count=passes * model.num_moe_layers / self.parts,
         )
@@ -228,7 +223,9 @@ class Exchange:
             setting.line(GROUP, "Keys and values around the ring", "communication"),
             payload_bytes=2 * heads * model.head_dim * self.tokens * element_bytes("bf16"),
             ranks=layout.context,
-            link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.context),
+            link_bytes_per_s=chain_link(
+                setting, self.rates, layout.tensor * layout.context, layout.tensor
+            ),
             latency_s=self.rates.latency_s,
             count=passes * model.num_hidden_layers / self.parts,
         )
@@ -248,7 +245,9 @@ class Exchange:
             step_line(setting, "Pipeline hand-over", "pipeline", "communication"),
             payload_bytes=payload_bytes,
             ranks=2,
-            link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.pipeline),
+            link_bytes_per_s=chain_link(
+                setting, self.rates, layout.tensor * layout.pipeline, layout.tensor
+            ),
             latency_s=self.rates.hop_latency_s,
             count=passes * layout.chunks,
         )
@@ -314,8 +313,9 @@ class Exchange:
 
         Whole gradients are reduced over trees, in few rounds.
         """
-        layout, per_node = self.setting.layout, self.setting.cluster.devices_per_node
-        nodes = where(span <= per_node, 1.0, minimum(ranks, span / per_node))
+        layout, inside = self.setting.layout, devices_in_domain(self.setting)
+        is_inside = lies_in_domain(self.setting, span)
+        nodes = where(is_inside, 1.0, minimum(ranks, span / inside))
         hops = (
             2 * (ranks - nodes) * HOP_INSIDE_S + 2 * where(nodes > 1, nodes, 0.0) * HOP_BETWEEN_S
         )

@@ -111,12 +111,13 @@ def test_every_catalog_lists_its_entries_or_one(run):
         ("models", LLAMA_70B, "parameters", 70_553_706_496),
         ("devices", "h100", "id", "h100-sxm5-80gb"),
         ("techniques", "gptq", "key", "gptq"),
+        ("topologies", "gb200-nvl72", "nvlink_domain_devices", 72),
     ]:
         _, output = run([kind, "--json", key])
         assert json.loads(output.out)[field] == value
 
     # An unknown entry is status two.
-    for kind in ["models", "devices", "instances", "techniques"]:
+    for kind in ["models", "devices", "instances", "topologies", "techniques"]:
         status, output = run([kind, "zzz-unknown"])
         assert status == 2
         assert "zzz-unknown" in output.err

@@ -21,8 +21,9 @@ from planner.fitting.evidence import (
 )
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
+from planner.workload.topology import ring_link
 from planner.workload.train import train
-from planner.workload.training_exchange import ALL_PASSES, FLASH_1_SLOWDOWN, ring_link
+from planner.workload.training_exchange import ALL_PASSES, FLASH_1_SLOWDOWN
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document
 
 PRETRAIN = {**TRAIN, "method": "pretrain", "global_batch_size": 64}

@@ -50,6 +50,12 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
         "devices_per_node": "Devices in one machine, 1 or more",
         "nodes": "Machines, 1 or more",
         "other_nodes": "Machines with other devices, after the first ones",
+        "topology": "Id of a published one, which sets what is left out of the next fields",
+        "nvlink_domain_devices": "Devices that NVLink joins across machines, such as 72; left "
+        "out: those of a machine",
+        "nodes_per_pod": "Machines that reach each other at full bandwidth; left out: all",
+        "oversubscription_ratio": "Bandwidth of a pod's machines over that of its links to "
+        "others, 1 or more; left out: 1",
         "intra_node_bandwidth_bytes_per_second": f"Between devices of a machine. {_RATE}",
         "inter_node_bandwidth_bytes_per_second": f"Between machines, per device. {_RATE}",
         "collective_latency_seconds": "Of a collective in a machine, beyond its transfer",
@@ -68,6 +74,8 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
         "device": _DEVICE,
         "devices_per_node": "Devices in one machine, 1 or more",
         "nodes": "Machines, 1 or more",
+        "nvlink_domain_devices": "Devices that NVLink joins across machines; left out: those of "
+        "a machine",
     },
     "DeviceSpec": {
         "id": "Id in the catalog, or custom",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from planner.catalog.devices import list_devices, list_instances
+from planner.catalog.topologies import list_topologies
 from planner.specs.base import SparseSpec
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.estimate import (
@@ -131,6 +132,10 @@ DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "max": _choice(1.0, 1e9),
     "instance": lambda draw, _: draw.choice(INSTANCES),
     "other_nodes": _group,
+    "topology": _choice(*(topology.id for topology in list_topologies())),
+    "nvlink_domain_devices": _choice(8, 16, 72),
+    "nodes_per_pod": _choice(1, 2, 32),
+    "oversubscription_ratio": _choice(1.0, 2.0, 7.0),
     "intra_node_bandwidth_bytes_per_second": _choice(16e9, 450e9),
     "inter_node_bandwidth_bytes_per_second": _choice(1e9, 50e9),
     "collective_latency_seconds": _choice(0.0, 1e-5),
