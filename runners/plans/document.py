@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from planner.specs.base import refuse
+from planner.catalog.topologies import get_topology
+from planner.specs.base import UnknownTopologyError, refuse
 from planner.specs.estimate import Objective
 from planner.specs.workload import Strategy
 from runners.jobspec.base import LONGEST_NAME, NAME_LENGTH, DataParallel
@@ -172,6 +173,33 @@ class HardwareChoice(Part):
     )
     devices_per_node: int = field(1, "Devices in one machine", ge=1, le=1024)
     nodes: int = field(1, "Machines", ge=1, le=10_000)
+    topology: str | None = field(
+        None,
+        "Topology",
+        "How the machines are joined: a published one by its id, such as gb200-nvl72",
+        max_length=40,
+    )
+    nvlink_domain_devices: int | None = field(
+        None,
+        "Devices of an NVLink domain",
+        "Across machines, such as 72 of an NVL72; empty means those of a machine",
+        ge=1,
+        le=100_000,
+    )
+    nodes_per_pod: int | None = field(
+        None,
+        "Machines of a pod",
+        "They reach each other at full bandwidth; empty means all",
+        ge=1,
+        le=10_000,
+    )
+    oversubscription_ratio: float | None = field(
+        None,
+        "Oversubscription between pods",
+        "Bandwidth of a pod's machines over that of its links to other pods; empty means 1",
+        ge=1,
+        le=1000,
+    )
     engine: str | None = field(
         None,
         "Engine",
@@ -196,7 +224,32 @@ class HardwareChoice(Part):
         },
     )
 
-    DEVICES: ClassVar = frozenset({"device", "devices_per_node", "nodes"})  # of catalog hardware
+    TOPOLOGY: ClassVar = (
+        "topology",
+        "nvlink_domain_devices",
+        "nodes_per_pod",
+        "oversubscription_ratio",
+    )
+    # Of catalog hardware.
+    DEVICES: ClassVar = frozenset({"device", "devices_per_node", "nodes", *TOPOLOGY})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_nodes_of_topology(cls, values: object) -> object:
+        """Set the devices of a machine by a topology, where they are left out.
+
+        Raises:
+            ValueError: the catalog has no such topology.
+        """
+        name = values.get("topology") if isinstance(values, Mapping) else None
+        if not isinstance(name, str) or not isinstance(values, Mapping):
+            return values
+        try:
+            found = get_topology(name)
+        except UnknownTopologyError as error:
+            refuse("topology", error.message)
+        each = found.devices_per_node or values.get("devices_per_node", 1)
+        return {"devices_per_node": each, **values, "topology": found.id}
 
     @property
     def is_catalog(self) -> bool:

@@ -113,8 +113,12 @@ def planned_shape(document: PlanDocument, model: str | dict[str, Any]) -> ModelS
 
 def catalog_cluster(hardware: HardwareChoice) -> ClusterSpec:
     """Return the catalog hardware that a document describes."""
+    topology = {name: getattr(hardware, name) for name in HardwareChoice.TOPOLOGY}
     return ClusterSpec(
-        device=hardware.device, devices_per_node=hardware.devices_per_node, nodes=hardware.nodes
+        device=hardware.device,
+        devices_per_node=hardware.devices_per_node,
+        nodes=hardware.nodes,
+        **{name: value for name, value in topology.items() if value is not None},
     )
 
 

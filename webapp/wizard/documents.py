@@ -401,6 +401,13 @@ def _hardware(given: PlanDocument, before: HardwareChoice, options: Options) -> 
             "hardware",
             f"The field hardware names {' and '.join(places)}. Give one of host, pool and device.",
         )
+    joined = [name for name in HardwareChoice.TOPOLOGY if stated.get(name)]
+    if joined and (stated.get("host") or stated.get("pool")):
+        raise _wrong(
+            f"hardware.{joined[0]}",
+            f"It is {stated[joined[0]]!r}, of hardware of the catalog. Leave it out, or give a "
+            "device in place of a host or pool.",
+        )
     if host := stated.get("host"):
         stated |= {"host": _place(host, "host", options), "pool": None}
     elif pool := stated.get("pool"):
@@ -413,7 +420,8 @@ def _hardware(given: PlanDocument, before: HardwareChoice, options: Options) -> 
             "pool": None if is_host else _place(pool, "pool", options),
         }
     elif device := stated.get("device"):
-        counts = {"devices_per_node": 1, "nodes": 1} | stated
+        each = {} if stated.get("topology") else {"devices_per_node": 1}
+        counts = {**each, "nodes": 1, **dict.fromkeys(HardwareChoice.TOPOLOGY)} | stated
         stated = {**counts, **_named_devices(device, stated), "host": None, "pool": None}
     if stated.get("engine") == AUTO == default_engine(given.goal, runs_jobs=False):
         stated["engine"] = None
@@ -638,7 +646,7 @@ def _move_hardware(
         into |= {"host": host} if host else {"pool": pool}
         rest.pop("cluster", None)
     elif isinstance(cluster.get("device"), str):
-        for name in ("device", "devices_per_node", "nodes"):
+        for name in ("device", "devices_per_node", "nodes", *HardwareChoice.TOPOLOGY):
             if name in cluster:
                 into[name] = cluster.pop(name)
     engine = str(rest.get("engine") or "").partition(" ")[0]

@@ -383,6 +383,7 @@ def _apply_cluster(document: PlanDocument, cluster: Mapping[str, Any]) -> list[s
         device=device_id,
         devices_per_node=cluster.get("devices_per_node", 1),
         nodes=cluster.get("nodes", 1),
+        **{name: cluster.get(name) for name in HardwareChoice.TOPOLOGY},
     )
     return []
 

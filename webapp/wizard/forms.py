@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from planner.catalog.models import checkpoint_name, model_from_config
+from planner.catalog.topologies import get_topology, list_topologies
 from planner.specs.base import PlannerError
 from planner.specs.workload import Strategy
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
@@ -520,6 +521,10 @@ class HardwareForm(StepForm):
     device = forms.ChoiceField(label="Device")
     devices_per_node = form_field(HardwareChoice, "devices_per_node")
     nodes = form_field(HardwareChoice, "nodes")
+    topology = form_field(HardwareChoice, "topology")
+    nvlink_domain_devices = form_field(HardwareChoice, "nvlink_domain_devices")
+    nodes_per_pod = form_field(HardwareChoice, "nodes_per_pod")
+    oversubscription_ratio = form_field(HardwareChoice, "oversubscription_ratio")
     engine = forms.ChoiceField(label="Engine", required=False)
     memory_limit_gib = form_field(HardwareChoice, "memory_limit_gib")
 
@@ -548,9 +553,31 @@ class HardwareForm(StepForm):
         self.fields["device"] = forms.ChoiceField(
             label="Device", choices=device_choices(), widget=device_combobox()
         )
+        topology = shown_of(HardwareChoice.model_fields["topology"])
+        names = {each.id: each.name for each in list_topologies()}
+        self.fields["topology"] = forms.ChoiceField(
+            label=topology.title,
+            required=False,
+            choices=[("", "One network, without blocking"), *names.items()],
+            help_text="How the machines are joined; the next fields say what it leaves open",
+        )
         choices = [(f"host:{host.pk}", host.name) for host in hosts]
         choices += [(f"pool:{pool.pk}", pool.name) for pool in pools]
         self.fields["choice"] = forms.ChoiceField(choices=[*choices, (CATALOG, CATALOG)])
+
+    @property
+    def has_topology(self) -> bool:
+        """Return whether the topology of catalog hardware is given, or wrong."""
+        return any(self[name].value() or self[name].errors for name in HardwareChoice.TOPOLOGY)
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse the topology of another device."""
+        values = super().clean() or {}
+        name, device = values.get("topology"), values.get("device")
+        of = get_topology(name).device if name else None
+        if values.get("choice") == CATALOG and of not in {None, device}:
+            self.add_error("topology", f"This is the topology of {of}. Choose that device.")
+        return values
 
     @property
     def chosen(self) -> HardwareChoice:
@@ -558,6 +585,11 @@ class HardwareForm(StepForm):
         kind, _, key = self.cleaned_data["choice"].partition(":")
         place = {"host": None, "pool": None} | ({kind: key} if key else {})
         values = {name: value or None for name, value in self.cleaned_data.items()}
+        if key:
+            values |= dict.fromkeys(HardwareChoice.TOPOLOGY)
+        elif values.get("topology") and values["devices_per_node"] in {None, 1}:
+            each = get_topology(values["topology"]).devices_per_node
+            values["devices_per_node"] = each or values["devices_per_node"]
         names = [name for name in values if name in HardwareChoice.model_fields]
         return self.hardware.with_values(**{name: values[name] for name in names}, **place)
 

@@ -23,6 +23,7 @@ from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
 from runners.plans.request import (
     Surroundings,
+    catalog_cluster,
     recomputations_of,
     request_of,
     shared_processor,
@@ -321,6 +322,19 @@ def test_a_recomputation_is_asked_for_where_options_leave_one_out():
     ]:
         assert recomputations_of(plan("pretrain", values, pins=pins)) == expected, values
     assert recomputations_of(plan("serve")) == ()
+
+
+def test_catalog_hardware_has_the_topology_that_it_states_and_else_none():
+    plain = catalog_cluster(plan("serve", hardware={"device": "h100-sxm5-80gb"}).hardware)
+    assert plain.model_fields_set == {"device", "devices_per_node", "nodes"}
+    rack = {"device": "gb200-nvl72", "nodes": 18, "topology": "GB200-NVL72"}
+    found = catalog_cluster(plan("serve", hardware=rack).hardware)
+    assert (found.topology, found.devices_per_node) == ("gb200-nvl72", 4)
+    pods = {"nvlink_domain_devices": 64, "nodes_per_pod": 32, "oversubscription_ratio": 2.0}
+    found = catalog_cluster(plan("serve", hardware={**rack, **pods}).hardware)
+    assert {name: getattr(found, name) for name in pods} == pods
+    with pytest.raises(ValidationError, match="no topology 'nvl72000'"):
+        plan("serve", hardware={"topology": "nvl72000"})
 
 
 def test_ranks_on_a_processor_share_its_memory_and_speed():

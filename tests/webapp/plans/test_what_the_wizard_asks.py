@@ -275,6 +275,20 @@ def test_a_limit_is_a_constraint_on_the_peak_until_it_is_lifted(limited):
     assert (left, limited.draft["hardware"]["memory_limit_gib"]) == ([], None)
 
 
+def test_the_hardware_step_asks_for_the_topology_of_catalog_hardware(limited, alice):
+    sent = {"choice": "catalog", "device": "gb200-nvl72", "devices_per_node": 1, "nodes": 18}
+    sent |= {"topology": "gb200-nvl72", "nvlink_domain_devices": "36"}
+    path = f"/plans/{limited.pk}/edit/hardware/"
+    client_of(alice).post(path, sent)
+    limited.refresh_from_db()
+    hardware = limited.document.hardware
+    assert (hardware.topology, hardware.nvlink_domain_devices) == ("gb200-nvl72", 36)
+    assert hardware.devices_per_node == 4, "those of a tray"
+
+    answer = client_of(alice).post(path, {**sent, "device": "rtx-4090"})
+    assert (answer.status_code, b"the topology of gb200-nvl72" in answer.content) == (422, True)
+
+
 def test_the_hardware_step_asks_for_it_and_refuses_what_is_no_size(limited, alice):
     sent = {"choice": f"host:{limited.document.hardware.host}", "device": "rtx-4090"}
     sent |= {"devices_per_node": 1, "nodes": 1, "memory_limit_gib": "1.5"}

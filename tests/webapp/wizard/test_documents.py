@@ -239,6 +239,8 @@ def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
         ({"hardware": {"device": "h2000"}}, None, "nearest"),
         ({"hardware": {"device": "h200", "host": "box"}}, None, "one of host, pool and device"),
         ({"hardware": {"device": "h200", "engine": "tgi"}}, "hardware.engine", "tgi"),
+        ({"hardware": {"host": "box", "nodes_per_pod": 4}}, "hardware.nodes_per_pod", "catalog"),
+        ({"hardware": {"topology": "nvl72000"}}, "hardware.topology", "it has gb200-nvl72"),
         ({"pins": {"disaggregated": {"prefill_devices": 1}}}, "body.decode_devices", "required"),
         ({"pins": {"prefill_devices": 1}}, "body.decode_devices", "required"),  # its old name
         ({"goal": "compress", "workload": {"method": "awq", "bits": 5}}, "body.bits", "2, 3, 4"),

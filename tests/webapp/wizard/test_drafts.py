@@ -242,6 +242,7 @@ def test_suggested_hardware_becomes_catalog_hardware():
         ({"device": "h100-sxm5-80gb"}, (1, 1)),
         ({"device": "h100-sxm5-80gb", "devices_per_node": 8}, (8, 1)),
         ({"device": {"id": "rtx-4090"}, "devices_per_node": 2, "nodes": 3}, (2, 3)),
+        ({"device": "gb200-nvl72", "devices_per_node": 4, "nvlink_domain_devices": 72}, (4, 1)),
     ]:
         document = document_of()
         document.hardware.host = "1"
@@ -251,6 +252,7 @@ def test_suggested_hardware_becomes_catalog_hardware():
         hardware = plan.document.hardware
         assert hardware.is_catalog, cluster
         assert (hardware.devices_per_node, hardware.nodes) == count, cluster
+        assert hardware.nvlink_domain_devices == cluster.get("nvlink_domain_devices")
 
 
 def test_what_came_with_the_weights_leaves_with_them():
