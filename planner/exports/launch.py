@@ -1,5 +1,6 @@
 """The launch command of a plan for cluster managers, its image, and a Slurm batch script."""
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -223,6 +224,9 @@ def _directives(case: ExportCase) -> list[str]:
     if case.device.kind != "cpu":
         lines.append(f"gpus-per-node={case.devices_per_node}")
     lines.append("exclusive")
+    segment = _segment(case)
+    if segment:
+        lines.append(f"segment={segment}")
     seconds = case.plan.performance.duration_seconds
     if is_training(case) and seconds:
         found = case.plan.reliability
@@ -230,6 +234,19 @@ def _directives(case: ExportCase) -> list[str]:
         high = found.wall_interval[1] if found else duration[1]
         lines.append(f"time={_limit(high * MARGIN)}")
     return lines
+
+
+def _segment(case: ExportCase) -> int | None:
+    """Return the nodes that Slurm is to take of each NVLink domain, None where nodes are domains.
+
+    Slurm's block topology places each segment in one block, which is a domain. All segments have
+    the same number of nodes. Source: slurm.schedmd.com/sbatch.html, ``--segment``.
+    """
+    cluster = case.plan.cluster
+    inside = cluster.domain_devices // cluster.devices_per_node
+    domains = math.ceil(case.nodes / inside)
+    is_even = inside > 1 and case.nodes > 1 and case.nodes % domains == 0
+    return case.nodes // domains if is_even else None
 
 
 def _limit(seconds: float) -> str:

@@ -159,8 +159,9 @@ def engines_of(request: PlanRequest, cluster: ClusterSpec) -> tuple[str | None, 
 def _question(request: PlanRequest, model: ModelSpec, requested_cluster: ClusterSpec) -> Question:
     cluster = resolve_cluster(requested_cluster)
     device = resolve_device(cluster.device)
-    rented = cluster.model_copy(update={"device": device.id})
-    shown = requested_cluster if requested_cluster.instance is None else rented
+    expanded = cluster.model_copy(update={"device": device.id})
+    is_plain = requested_cluster.instance is None and requested_cluster.topology is None
+    shown = requested_cluster if is_plain else expanded
     return Question(request, model, device, cluster, shown)
 
 

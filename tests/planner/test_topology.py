@@ -188,6 +188,9 @@ def test_a_plan_says_which_link_its_groups_use_and_searches_groups_across_nodes(
     ) in best.reasons
     work = {**TRAINED, "global_batch_size": 144}
     fields = {**RACK, "nodes": 36, "nvlink_domain_devices": 72}
+    named = {"device": "gb200-nvl72", "nodes": 4, "topology": "gb200-nvl72"}
+    found = plan(PlanRequest.model_validate({**request, "cluster": named})).plans[0].cluster
+    assert (found.devices_per_node, found.device) == (4, "gb200-nvl72"), "exports read them"
     straddling = setting({"tensor_parallel_size": 16}, work, **fields)
     assert "so some lie in two" in next(link_reasons(straddling))
     assert any("nvlink_domain_devices=64" in one for one in straddling.warnings)

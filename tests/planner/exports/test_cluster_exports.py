@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -57,6 +58,20 @@ def test_slurm_asks_for_the_plans_nodes_and_fills_each_nodes_rank_in():
     words = on_second_node(made(tensor_parallel_size=2, data_parallel_size=8, nodes=2))
     assert words[words.index("--data-parallel-size-local") + 1] == "4"
     assert words[-3:] == ["--headless", "--data-parallel-start-rank", "4"]
+
+
+def test_slurm_takes_equal_segments_of_each_nvlink_domain():
+    case = trained(**TWO_NODES)
+    assert "segment" not in directives(SLURM.text(case))
+    for nodes, domain, segment in ((2, 16, "2"), (6, 32, "3"), (16, 64, "8"), (7, 32, None)):
+        cluster = case.plan.cluster.model_copy(
+            update={"nodes": nodes, "nvlink_domain_devices": domain}
+        )
+        sizes = {"data_parallel_size": 8 * nodes, "tensor_parallel_size": 1}
+        strategy = case.plan.strategy.model_copy(update=sizes)
+        plan = case.plan.model_copy(update={"cluster": cluster, "strategy": strategy})
+        found = directives(SLURM.text(replace(case, plan=plan))).get("segment")
+        assert found == segment, (nodes, domain)
 
 
 @pytest.mark.parametrize(
