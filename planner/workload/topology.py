@@ -17,17 +17,26 @@ from planner.cost.quantity import Flag, ceil, either, floor, maximum, minimum, w
 from planner.workload.setting import Rates, Setting
 
 
+def domain_of(setting: Setting) -> int:
+    """Return the devices of a node or of its NVLink domain, if the engine uses one across nodes.
+
+    llama.cpp reaches other nodes over sockets alone (its RPC backend).
+    """
+    cluster = setting.cluster
+    return cluster.devices_per_node if setting.engine.ggml_kernels else cluster.domain_devices
+
+
 def lies_in_domain(setting: Setting, ranks: float) -> Flag:
     """Return whether each group of ``ranks`` neighbours lies in one node or NVLink domain.
 
     In a domain across nodes groups lie side by side: 4 groups of 16 fit into 72 devices, and a
     fifth would lie in two domains.
     """
-    cluster = setting.cluster
+    cluster, domain = setting.cluster, domain_of(setting)
     in_node = ranks <= cluster.devices_per_node
-    if cluster.domain_devices == cluster.devices_per_node:
+    if domain == cluster.devices_per_node:
         return in_node
-    domains = math.ceil(cluster.num_devices / cluster.domain_devices)
+    domains = math.ceil(cluster.num_devices / domain)
     groups = domains * floor(cluster.num_devices / domains / ranks)
     return either(in_node, groups * ranks >= setting.layout.devices)
 
@@ -37,11 +46,11 @@ def devices_in_domain(setting: Setting) -> float:
 
     A cluster takes equally many of each domain: 256 devices are 64 of each of four of 72.
     """
-    cluster = setting.cluster
-    if cluster.domain_devices == cluster.devices_per_node:
-        return cluster.devices_per_node
+    each, domain = setting.cluster.devices_per_node, domain_of(setting)
+    if domain == each:
+        return each
     devices = setting.layout.devices
-    return maximum(devices / ceil(devices / cluster.domain_devices), cluster.devices_per_node)
+    return maximum(devices / ceil(devices / domain), each)
 
 
 def chain_link(setting: Setting, rates: Rates, ranks: float, stride: float = 1.0) -> float:
@@ -98,7 +107,7 @@ def link_reasons(setting: Setting) -> Iterator[str]:
     Nothing is said of a cluster whose nodes are its domains and whose network does not block.
     """
     cluster = setting.cluster
-    if cluster.domain_devices > cluster.devices_per_node:
+    if domain_of(setting) > cluster.devices_per_node:
         for name, ranks in _groups(setting):
             yield _domain_words(setting, name, ranks)
     if cluster.pod_devices is not None:
@@ -108,7 +117,7 @@ def link_reasons(setting: Setting) -> Iterator[str]:
 def straddling_groups(setting: Setting) -> Iterator[tuple[str, int]]:
     """Yield the groups that would fit into an NVLink domain and of which some lie in two."""
     for name, ranks in _groups(setting):
-        if ranks <= setting.cluster.domain_devices and not lies_in_domain(setting, ranks):
+        if ranks <= domain_of(setting) and not lies_in_domain(setting, ranks):
             yield name, ranks
 
 
@@ -127,7 +136,7 @@ def _groups(setting: Setting) -> Iterator[tuple[str, int]]:
 
 def _domain_words(setting: Setting, name: str, ranks: int) -> str:
     cluster, group = setting.cluster, f"{name} groups of {ranks}"
-    domain, nodes = cluster.domain_devices, math.ceil(ranks / cluster.devices_per_node)
+    domain, nodes = domain_of(setting), math.ceil(ranks / cluster.devices_per_node)
     if lies_in_domain(setting, ranks):
         across = f" across {nodes} nodes" if nodes > 1 else ""
         return f"{group} use NVLink{across}: they lie in its domain of {domain} devices"

@@ -127,6 +127,14 @@ def test_groups_lie_side_by_side_in_a_domain():
         assert bool(lies_in_domain(own, ranks)) is is_inside, (devices, domain, ranks)
 
 
+def test_an_engine_that_reaches_other_nodes_by_sockets_has_no_domain_across_them():
+    fields = {**RACK, "nodes": 2, "nvlink_domain_devices": 8}
+    request = {"model": LLAMA_70B, "cluster": fields, "workload": SERVED, "strategy": {}}
+    for engine, is_inside in (("vllm", True), ("llama_cpp", False)):
+        own = resolve(EstimateRequest.model_validate({**request, "engine": engine}))
+        assert bool(lies_in_domain(own, 8)) is is_inside, engine
+
+
 def test_members_of_a_ring_share_what_leaves_a_domain_and_a_pod():
     # 16 nodes of 8: rates of an H100's 450 GB/s and 50 GB/s a port, times the engine's efficiency
     strategy = {"tensor_parallel_size": 4}
