@@ -588,7 +588,7 @@ class HardwareForm(StepForm):
         if key:
             values |= dict.fromkeys(HardwareChoice.TOPOLOGY)
         elif values.get("topology") and values["devices_per_node"] in {None, 1}:
-            each = get_topology(values["topology"]).devices_per_node
+            each = get_topology(str(values["topology"])).devices_per_node
             values["devices_per_node"] = each or values["devices_per_node"]
         names = [name for name in values if name in HardwareChoice.model_fields]
         return self.hardware.with_values(**{name: values[name] for name in names}, **place)
