@@ -30,7 +30,7 @@ from planner.fitting.step_fitting import (
     step_case,
 )
 from planner.specs.base import NotPossibleError
-from planner.specs.cluster import DeviceSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.costing import estimate_request
@@ -305,7 +305,8 @@ def test_a_rows_precision_is_what_its_products_run_in():
 
 def test_a_racks_nvlink_spans_its_trays():
     row = next(row for row in table("training") if row["gpu"] == "GB200-NVL72")
-    assert cluster_of({**row, "num_gpus": "64"})["nodes"] == 1
+    cluster = ClusterSpec.model_validate(cluster_of({**row, "num_gpus": "64"}))
+    assert (cluster.devices_per_node, cluster.nodes, cluster.domain_devices) == (4, 16, 64)
 
 
 few = settings(max_examples=20, deadline=None)
