@@ -852,7 +852,7 @@ def refuse_beyond_context(request: EstimateRequest, model: ModelSpec, engine: En
     raise NotPossibleError(
         f"{longest} tokens of one request exceed the context of {context} that the config of "
         f"{model.id} gives, and {engine.title} refuses to start with more: shorten the request, "
-        "or take a config with rope_scaling for this length",
+        "or stretch the context with rope_scaling",
         "workload.input_tokens",
     )
 

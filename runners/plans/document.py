@@ -54,27 +54,41 @@ OnLostRank = Literal["stop", "restart", "shrink"]
 
 
 Source = Literal["demo", "catalog", "hub", "team", "config", "folder"]
+ScalingKind = Literal["yarn", "linear", "dynamic"]
 
 
 class RopeScaling(Part):
-    """A rotary scaling that stretches a model's context, by the names of transformers."""
+    """A rotary scaling that stretches a model's context, by the names of transformers.
 
-    rope_type: Literal["yarn", "linear", "dynamic"] = Field(description="How positions are scaled")
-    factor: float = Field(gt=1, le=1000, description="By which the context grows")
-    original_max_position_embeddings: int | None = Field(
-        default=None,
+    Source of what YaRN takes without its fields: transformers, ``modeling_rope_utils.py``.
+    """
+
+    rope_type: ScalingKind = field(
+        ...,
+        "Rotary scaling",
+        "How the positions beyond the model's own context are computed",
+        choices={"yarn": "YaRN", "linear": "Linear", "dynamic": "Dynamic NTK"},
+    )
+    factor: float = field(..., "Factor", "By which the context grows", gt=1, le=1000)
+    original_max_position_embeddings: int | None = field(
+        None,
+        "Original context",
+        "Tokens that YaRN multiplies; empty: the model's own context",
         ge=1,
         le=LONGEST_CONTEXT,
-        description="Context in tokens that YaRN multiplies; left out: the model's own",
     )
-    rope_theta: float | None = Field(
-        default=None,
+    rope_theta: float | None = field(
+        None,
+        "Rotary base (rope_theta)",
+        "Empty: as config.json or the catalog has it",
         gt=0,
-        description="Base of the rotary embedding; left out: as config.json or the catalog has it",
+        le=1e15,
     )
-    attention_factor: float | None = Field(default=None, gt=0, description="Of YaRN")
-    beta_fast: float | None = Field(default=None, gt=0, description="Of YaRN")
-    beta_slow: float | None = Field(default=None, gt=0, description="Of YaRN")
+    attention_factor: float | None = field(
+        None, "Attention factor", "Of YaRN; empty: computed from the factor", gt=0, le=1000
+    )
+    beta_fast: float | None = field(None, "Beta fast", "Of YaRN; empty: 32", gt=0, le=1e6)
+    beta_slow: float | None = field(None, "Beta slow", "Of YaRN; empty: 1", gt=0, le=1e6)
 
     @property
     def stated(self) -> dict[str, Any]:

@@ -2,19 +2,47 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
-from planner.catalog.models import rotary_embedding
+from planner.catalog.models import find_model, rotary_embedding
 from runners.jobspec.engines import ENGINES, OWN, Engine
-from runners.plans.document import RopeScaling
+from runners.plans.document import RopeScaling, ScalingKind
 from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.refusals import DraftProblem
 
 FIELD = "rope_scaling"
+REQUIRED = ("rope_type", "factor")
+OVERRIDES = "--hf-overrides"  # takes every kind and field
 # What a model's rotary embedding keeps when its scaling is replaced, by the names of config.json.
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 TEXT_PARTS = ("text_config", "llm_config")
+# What llama.cpp's server is told of a scaling; it has attention factors of its own.
+GGML_FIELDS = ("original_max_position_embeddings", "rope_theta", "beta_fast", "beta_slow")
+
+
+def scalings_taken(
+    planned_as: str | None, model: str | dict[str, Any]
+) -> Mapping[ScalingKind, tuple[str, ...]]:
+    """Return the kinds of scaling that an endpoint can be told, each with its other fields.
+
+    ``planned_as`` is the planner's engine, None for any; ``model`` a name of the catalog or a
+    config.json. A model that scales each kind of its layers by itself takes none, nor does one
+    that has learned positions in place of rotary ones.
+    """
+    try:
+        rope_overrides({} if isinstance(model, str) else model, {})
+    except DraftProblem:
+        return {}
+    shape = find_model(model)
+    if shape and shape.learned_positions:
+        return {}
+    able = [each for each in ENGINES.values() if each.rope_flag]
+    flags = {each.rope_flag for each in able if planned_as in {None, each.planned_as}}
+    if OVERRIDES in flags:
+        every = tuple(name for name in RopeScaling.model_fields if name not in REQUIRED)
+        return dict.fromkeys(get_args(ScalingKind), every)
+    return {"yarn": GGML_FIELDS} if flags else {}
 
 
 def scaling_args(scaling: RopeScaling | None, launch: Launch, case: LaunchCase) -> tuple[str, ...]:
@@ -44,7 +72,7 @@ def scaling_args(scaling: RopeScaling | None, launch: Launch, case: LaunchCase) 
 
 
 def _words(engine: Engine, scaling: RopeScaling, case: LaunchCase) -> tuple[str, ...]:
-    if engine.rope_flag != "--hf-overrides":
+    if engine.rope_flag != OVERRIDES:
         return _ggml_words(engine, scaling)
     overrides = rope_overrides(case.config, scaling.stated)
     inner = next(iter(overrides.values()))

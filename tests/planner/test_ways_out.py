@@ -52,7 +52,7 @@ WAYS_OUT = [
     way("given as an object", {"device": "h999"}, {"device": CARD}),
     way("a cluster whose device has price_usd_per_hour", {"cluster": {"instance": "nope/none"}},
         {"cluster": {"device": {**CARD, "price_usd_per_hour": 2.0}}}),
-    way("shorten the request, or take a config with rope_scaling",
+    way("shorten the request, or stretch the context with rope_scaling",
         {"model": "Qwen/Qwen3-8B", "workload": LONG, "engine": "vllm", "devices": 8},
         {"workload": SERVE}, {"model": {**QWEN, "rope_scaling": YARN}}),
     way("leave it out$", {**ON_CPU, "engine": "torch", "workload": TRAIN,

@@ -34,6 +34,7 @@ from runners.plans.document import (
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.fields import Part
 from runners.plans.refusals import DraftProblem
+from runners.plans.rotary_scaling import FIELD, scalings_taken
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, FinetuneWork, ServeWork
 from webapp.accounts.models import Team
 from webapp.core.site_settings import demo_seconds
@@ -62,6 +63,7 @@ from webapp.wizard.forms import (
     PinsForm,
     StepForm,
 )
+from webapp.wizard.serving_form import ServingForm
 from webapp.wizard.technique_drafts import technique_document
 from webapp.wizard.workload_forms import workload_form
 
@@ -451,6 +453,15 @@ class Options:
         """Return the chosen host, or None if it is not available."""
         return next((host for host in self.hosts if host.pk == hardware.host), None)
 
+    def named_model(self, model: ModelChoice) -> str | dict[str, Any]:
+        """Return a chosen model's name in the catalog, or its config.json."""
+        if model.source == "demo":
+            return demo_config()
+        if model.source == "team":
+            own = (each.config for each in self.team_models if each.pk == model.team_model)
+            return next(own, {})
+        return model.catalog_id if model.source in {"catalog", None} else model.config or {}
+
     def names_of(self, document: PlanDocument) -> Names:
         """Return the names of the chosen model of the team, and of the host or pool."""
         models = (each for each in self.team_models if each.pk == document.model.team_model)
@@ -494,6 +505,10 @@ def step_form(
             is_known = host is not None and host.kind != "virtual"
             has_gpus = not is_known or bool(host and host.facts.get("gpus"))
             own = {"datasets": options.datasets, "has_gpus": has_gpus}
+        elif document.goal == "serve":
+            model = options.named_model(document.model)
+            taken = scalings_taken(chosen_engine(document), model)
+            own = {"scaling": document.model.rope_scaling, "taken": taken}
         return workload_form(document.goal, document.workload, data, **own)
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]
@@ -538,6 +553,8 @@ def store(plan: Plan, form: StepForm) -> None:
         document.pins = form.chosen
     elif isinstance(form, FormOfPart):
         document.workload = form.part
+        if isinstance(form, ServingForm):
+            document.model = document.model.with_values(rope_scaling=form.scaling)
     plan.document = document
     plan.wizard["is_touched"] = True
 
@@ -556,10 +573,12 @@ def summaries(document: PlanDocument, names: Names) -> dict[str, str]:
         if document.latency_target != "none":
             target += f" at {PERCENTILES[document.percentile]}"
     engine = engine_choices(goal).get(chosen_engine(document) or "")
+    scaling = document.model.rope_scaling
+    stretched = f" · context {scaling.factor:g} times as long ({FIELD})" if scaling else ""
     return {
         "goal": GOALS[goal][0] + target,
         "model": model_words(document.model, names.model),
-        "workload": workload_words(document.workload),
+        "workload": workload_words(document.workload) + stretched,
         "hardware": hardware_words(document.hardware, names.place)
         + (f" · {engine}" if engine else ""),
         "review": "",

@@ -171,8 +171,14 @@ TURN_DIGITS = 9
 
 
 def step_mark(draft: Mapping[str, Any], step: str) -> str:
-    """Return the version mark of a step's values; two steps depend on the goal as well."""
-    return mark_of([draft.get(name) for name in FIELDS_OF[step]])
+    """Return the version mark of a step's values; two steps depend on the goal as well.
+
+    The workload's step has the model's rotary scaling too, beside the longest request.
+    """
+    shown = [draft.get(name) for name in FIELDS_OF[step]]
+    if step == "workload":
+        shown += [(draft.get("model") or {}).get("rope_scaling")]
+    return mark_of(shown)
 
 
 def form_marks(plan: Plan, step: str, posted: Mapping[str, str] | None = None) -> dict[str, str]:

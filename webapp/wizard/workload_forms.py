@@ -14,6 +14,7 @@ from runners.plans.workloads import (
 )
 from webapp.datasets.models import Dataset
 from webapp.wizard.forms import Choice, DecimalNumber, FormOfPart
+from webapp.wizard.serving_form import ServingForm
 
 MIX_ROWS = range(1, MOST_SOURCES + 1)  # rows of a mixture in the form
 FIELDS = ("source", "path", "weight", "reference")
@@ -148,6 +149,9 @@ def workload_form(
     data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
     **options: Any,
 ) -> FormOfPart:
-    """Return the form of a goal's workload; ``options`` are of a training's form."""
-    form = TrainingForm if goal in TRAINING_GOALS else FormOfPart
+    """Return the form of a goal's workload; ``options`` are of its own form."""
+    forms_of: dict[str, type[FormOfPart]] = dict.fromkeys(TRAINING_GOALS, TrainingForm) | {
+        "serve": ServingForm
+    }
+    form = forms_of.get(goal, FormOfPart)
     return form(data, part=part or WORKLOADS[goal](), **options)

@@ -9,7 +9,7 @@ from django.test.html import parse_html
 
 from planner.catalog.engines import get_engine
 from runners.plans import fields
-from runners.plans.document import GOALS
+from runners.plans.document import GOALS, HardwareChoice, ModelChoice, RopeScaling
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
@@ -437,3 +437,43 @@ def test_a_select_is_the_element_that_django_renders():
             for kind in (Select, forms.Select)
         )
         assert parse_html(ours) == parse_html(theirs), value
+
+
+def test_a_rotary_scaling_is_offered_where_it_is_taken_and_stretches_the_context(walk):
+    walker, long = walk("?preset=serve"), {"input_tokens": "100000", "output_tokens": "1000"}
+    document = walker.plan.document
+    for model, engine, offered in [
+        ({"catalog_id": "Qwen/Qwen3-8B"}, None, {"", "yarn", "linear", "dynamic"}),
+        ({"catalog_id": "Qwen/Qwen3-8B"}, "llama_cpp", {"", "yarn"}),
+        ({"catalog_id": "Qwen/Qwen3-8B"}, "sglang", set()),
+        ({"catalog_id": "openai-community/gpt2"}, "vllm", set()),
+        (
+            {"source": "config", "config": {"rope_parameters": {"full_attention": {}}}},
+            "vllm",
+            set(),
+        ),
+        ({"catalog_id": "Qwen/Qwen3-8B"}, "vllm", {"", "yarn", "linear", "dynamic"}),
+    ]:
+        document.model = ModelChoice(**{"source": "catalog"} | model)
+        document.hardware = HardwareChoice(device="h100-sxm5-80gb", engine=engine)
+        plan = walker.plan
+        plan.document = document
+        plan.save()
+        field = walker.page("workload").context["form"].fields.get("rope_type")
+        assert ({key for key, _ in field.choices} if field else set()) == offered, (model, engine)
+
+    refused = {
+        "factor": {"rope_type": "yarn"},
+        "beta_fast": {"rope_type": "yarn", "factor": "4", "beta_fast": "0"},
+        "rope_type": {"rope_type": "longrope", "factor": "4"},
+    }
+    for name, posted in refused.items():
+        assert name in walker.press("workload", **posted).context["form"].errors, posted
+    stretched = {"rope_type": "yarn", "factor": "4", "original_max_position_embeddings": "32768"}
+    assert walker.press("workload", **long, **stretched).status_code == 302
+    chosen = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768)
+    assert walker.plan.document.model.rope_scaling == chosen
+    assert walker.plan.answer["plans"]
+    assert "context 4 times as long" in walker.page("review").content.decode()
+    assert walker.press("workload", rope_type="").status_code == 302
+    assert walker.plan.document.model.rope_scaling is None
