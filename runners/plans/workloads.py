@@ -236,9 +236,9 @@ class TrainingData(Part):
     packing_strategy: PackingStrategy | None = field(
         None,
         "TRL's packing",
-        "Of a supervised training by TRL; without it best fit where the strategy states packed, "
-        "else each sample has a row of its own",
+        "Of a supervised training by TRL, which else gives each sample a row of its own",
         choices={
+            None: "Best fit where the plan packs rows",
             "bfd": "Best fit, longer samples cut",
             "bfd_split": "Best fit, longer samples divided between rows",
             "wrapped": "One text after the other, which see each other",

@@ -20,6 +20,7 @@ from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from planner.techniques.registry import Technique
+from runners.jobspec.objectives import TRL
 from runners.plans.document import (
     DEFAULT_MODEL,
     GOALS,
@@ -31,7 +32,7 @@ from runners.plans.document import (
     read_stored,
     repaired,
 )
-from runners.plans.engine_choice import chosen_engine, engine_choices
+from runners.plans.engine_choice import chosen_engine, engine_choices, trainer_of
 from runners.plans.fields import Part
 from runners.plans.refusals import DraftProblem
 from runners.plans.rotary_scaling import FIELD, scalings_taken
@@ -504,7 +505,8 @@ def step_form(
             host = options.host_of(document.hardware)
             is_known = host is not None and host.kind != "virtual"
             has_gpus = not is_known or bool(host and host.facts.get("gpus"))
-            own = {"datasets": options.datasets, "has_gpus": has_gpus}
+            by_trl = trainer_of(document) == TRL
+            own = {"datasets": options.datasets, "has_gpus": has_gpus, "by_trl": by_trl}
         elif document.goal == "serve":
             model = options.named_model(document.model)
             taken = scalings_taken(chosen_engine(document), model)

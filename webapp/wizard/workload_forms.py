@@ -41,9 +41,13 @@ class TrainingForm(FormOfPart):
         *args: Any,
         datasets: Sequence[Dataset] = (),
         has_gpus: bool = True,
+        by_trl: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Offer the team's uploads, and FlexAttention if the host has GPUs or it is chosen."""
+        """Offer the team's uploads, and what host and trainer have or what is chosen.
+
+        FlexAttention needs GPUs, TRL's packing the trainer TRL.
+        """
         super().__init__(*args, **kwargs)
         self.datasets = datasets
         listed = [(each.pk, f"{each.name} · {each.num_records:,} records") for each in datasets]
@@ -54,6 +58,8 @@ class TrainingForm(FormOfPart):
         )
         self.fields["mixture_update_every_steps"].required = False  # used by moving weights
         self._offer_sources(listed)
+        if not by_trl and not self["packing_strategy"].value():
+            del self.fields["packing_strategy"]
         attention = self.fields["attention"]
         is_flex = self["attention"].value() == "flex"
         if isinstance(attention, Choice) and not has_gpus and not is_flex:

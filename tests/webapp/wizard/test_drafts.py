@@ -38,6 +38,7 @@ from webapp.wizard.drafts import (
     suggestion_apply,
     summaries,
 )
+from webapp.wizard.forms import Choice
 from webapp.wizard.workload_forms import workload_form
 
 pytestmark = pytest.mark.django_db
@@ -159,6 +160,9 @@ def test_defaults_are_in_their_catalogs_and_pass_their_own_form():
 
     for goal in GOALS:
         shown = {each.name: each.value() for each in workload_form(goal)}
+        for name, field in workload_form(goal).fields.items():  # a browser sends a listed one
+            if isinstance(field, Choice):
+                assert field.prepare_value(shown[name]) in dict(field.choices), name
         form = workload_form(
             goal,
             data={
