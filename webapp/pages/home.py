@@ -31,6 +31,7 @@ from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.hosts.use import HostUse, with_use
 from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.busy_hosts import busy_effect, busy_words
+from webapp.jobs.described_results import described
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
 from webapp.jobs.progress import AgainstPrediction, against_prediction, progress
@@ -285,6 +286,8 @@ def search(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"query": query, "groups": groups, "found": []}
     if "HX-Request" in request.headers:  # the palette, which offers pages and actions as well
         context["found"] = palette_entries(request, query, groups)
+    else:
+        context["sections"] = described(groups)
     template = "home/palette.html" if "HX-Request" in request.headers else "home/search.html"
     response = render(request, template, context)
     patch_vary_headers(response, ["HX-Request"])

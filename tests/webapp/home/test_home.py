@@ -448,6 +448,16 @@ def test_every_result_of_a_search_leads_somewhere(alice, team, host, draft):
     assert page.content.decode().count("<a ") > 10
 
 
+def test_a_result_says_what_it_is_and_a_full_group_where_the_others_are(alice, job):
+    page = found(alice, "demo")
+    assert "Train · demo · Box" in page
+    assert "Preflight" in page
+    page = found(alice, "chat")
+    assert "parameters · reads" in page
+    assert 'href="/models/?q=chat"' in page
+    assert 'href="/docs/?q=chat"' in page
+
+
 def test_the_search_finds_nothing_of_another_team(charlie, team, alice, host):
     enrol(team, name="Secret box")
     TeamModel.objects.create(team=team, name="secret model", config={})
