@@ -1,12 +1,13 @@
 """Tunings as lists and pages show them: candidates with what was planned and what was measured."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from runners.plans.tuning import MORE_IS_BETTER, TuningOptions
 from runners.shared.tuning import BASELINE, NORMAL_80, CandidateResult, Outcome, TuningSearch
-from webapp.core.display import counted, number, percent, quantity
+from webapp.core.display import counted, number, percent, quantity, signed_percent
 from webapp.core.figures import REGISTRY, FigureDefinition
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.progress import elapsed_seconds
@@ -38,6 +39,7 @@ ENDINGS = {
 }
 
 
+LEAST_SHOWN = 0.05  # per cent
 NOT_CERTAIN = (
     " That is not certain: it and the plan's own choice are measured again at least twice before "
     "a gain is claimed. A budget with room for {} decides it; until then the plan's own choice "
@@ -53,6 +55,7 @@ class CandidateRow:
     result: CandidateResult
     trials: list[TuningTrial]
     is_chosen: bool = False
+    own_value: float | None = None  # the measured figure of the plan's own choice
 
     @property
     def state(self) -> str:
@@ -90,6 +93,14 @@ class CandidateRow:
     def value(self) -> float | None:
         """Return the measured figure in its base unit, None before it is measured."""
         return self.result.value if self.result.num_measured else None
+
+    @property
+    def against_own(self) -> str:
+        """Return the change against the plan's own choice, "" for that and without both values."""
+        if not self.value or not self.own_value or self.planned.number == BASELINE:
+            return ""
+        change = 100 * (self.value / self.own_value - 1)
+        return signed_percent(change) if abs(change) >= LEAST_SHOWN else "equal"
 
     @property
     def note(self) -> str:
@@ -137,8 +148,12 @@ class TuningView:
 
     @cached_property
     def rows(self) -> list[CandidateRow]:
-        """Return the candidates, those of the trials first, in the trials' order."""
+        """Return the candidates: the chosen one, the measured ones from the best, the others.
+
+        Of those the tried ones come first, in the order of their trials.
+        """
         chosen = self.outcome.chosen
+        own = self.search.results[BASELINE]
         by_candidate: dict[int, list[TuningTrial]] = {}
         for trial in self.trials:
             by_candidate.setdefault(trial.candidate, []).append(trial)
@@ -150,13 +165,82 @@ class TuningView:
                 is_chosen=not self.tuning.is_running
                 and chosen is not None
                 and chosen.candidate.number == planned.number,
+                own_value=own.value if own.num_measured else None,
             )
             for planned, result in zip(
                 candidates_of(self.tuning), self.search.results, strict=True
             )
         ]
-        last = len(self.trials)
-        return sorted(rows, key=lambda row: row.trials[0].number if row.trials else last)
+        last, sign = len(self.trials), 1 if self.less_is_better else -1
+
+        def place(row: CandidateRow) -> tuple[bool, bool, float, int]:
+            value = sign * row.value if row.value else math.inf
+            is_missed = not row.result.is_met if row.value else True
+            return (
+                not row.is_chosen,
+                is_missed,
+                value,
+                row.trials[0].number if row.trials else last,
+            )
+
+        return sorted(rows, key=place)
+
+    @property
+    def tried(self) -> list[CandidateRow]:
+        """Return the candidates of which something is known."""
+        return [row for row in self.rows if row.trials or row.state != "untried"]
+
+    @property
+    def untried(self) -> list[CandidateRow]:
+        """Return the candidates for which the budget had no trial."""
+        return [row for row in self.rows if not row.trials and row.state == "untried"]
+
+    @property
+    def figure_words(self) -> str:
+        """Return the figure that decides, as within a sentence."""
+        label = self.figure.label
+        return label[:1].lower() + label[1:] if label[1:2].islower() else label
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether the best one's gain may be claimed."""
+        best, chosen = self.outcome.best, self.outcome.chosen
+        is_own = best is not None and best.candidate.number == BASELINE
+        return best is chosen and not is_own and not self.outcome.num_missing
+
+    @property
+    def gain_words(self) -> str:
+        """Return the gain in a few words: of the best, of which less may be better."""
+        best, gain = self.outcome.best, self.outcome.gain
+        if best is None:
+            return "nothing measured" if not self.tuning.is_running else "—"
+        if gain is None:
+            return "not comparable"
+        if best.candidate.number == BASELINE:
+            return "none so far" if self.tuning.is_running else "none"
+        words = f"{_percent(gain.value)} {'less' if self.less_is_better else 'more'}"
+        return words if self.is_certain else f"{words}, not certain"
+
+    @property
+    def gain_span(self) -> str:
+        """Return the 90 % interval of a gain that was claimed, else ""."""
+        gain = self.outcome.gain
+        if gain is None or not self.is_certain:
+            return ""
+        return f"90 % interval {_percent(gain.low)} to {_percent(gain.high)}"
+
+    @property
+    def best_row(self) -> CandidateRow | None:
+        """Return the best of those measured."""
+        best = self.outcome.best
+        return best and next(
+            row for row in self.rows if row.planned.number == best.candidate.number
+        )
+
+    @property
+    def own_row(self) -> CandidateRow:
+        """Return the plan's own choice."""
+        return next(row for row in self.rows if row.planned.number == BASELINE)
 
     @property
     def num_ended(self) -> int:
@@ -177,7 +261,7 @@ class TuningView:
         best, chosen, gain = self.outcome.best, self.outcome.chosen, self.outcome.gain
         if best is None or chosen is None:
             return self.tuning.problem or "Nothing is measured yet."
-        unit, name = self.figure.unit, self.figure.label
+        unit, name = self.figure.unit, self.figure_words
         value = str(quantity(best.value, unit))
         words = [f"Best: {candidates_of(self.tuning)[best.candidate.number].words.lower()}"]
         if gain is None:

@@ -397,11 +397,20 @@ def test_the_pages_show_candidates_trials_and_what_was_found(team, alice, vera, 
         "Best: micro-batch 4",
         "90 % interval",
         "Open the version with the best strategy",
+        "Gain over the plan",
+        "% more",
+        "not tried",
         "It has all that candidate 1 has, which failed.",
         "The job's program reported a failure.",
     ):
         assert words in page, words
-    assert "Best: micro-batch 4" in client.get("/tunings/").content.decode()
+    view = view_of(tuning)
+    assert (view.rows[0].is_chosen, view.tried[0].against_own[:1]) == (True, "+")
+    values = [row.value for row in view.rows if row.value]
+    assert values == sorted(values, reverse=True)  # the best one first
+    listed = client.get("/tunings/").content.decode()
+    assert "Best: micro-batch 4" in listed
+    assert view.gain_words in unescape(listed)
     assert client.post(f"/tunings/{tuning.pk}/delete/")["Location"] == "/tunings/"
     catalog = planned(team, alice, TRAINING | {"hardware": {"device": "h100-sxm5-80gb"}})
     page = client.get(f"/plans/{catalog.pk}/tune/").content.decode()
