@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from runners.jobspec.compress import ORIGINAL_PREFIX
-from webapp.core.display import deviation_words, number, percent, quantity
+from webapp.core.display import deviation_words, number, percent, quantity, whole
 from webapp.core.figures import LABELS, REGISTRY, definition_of
 
 # ---------------------------------------------------------------------------
@@ -141,8 +141,8 @@ TPOT = ChartSpec(
     predicted="tpot_seconds",
     figures=("tpot_seconds", "tpot_p95_seconds"),
 )
-RUNNING = ChartSpec("running_requests", "Running requests", "", "answers", "running_requests")
-WAITING = ChartSpec("waiting_requests", "Waiting requests", "", "answers", "waiting_requests")
+RUNNING = ChartSpec("running_requests", "Running requests", "", "requests", "running_requests")
+WAITING = ChartSpec("waiting_requests", "Waiting requests", "", "requests", "waiting_requests")
 KV_CACHE = ChartSpec(
     "kv_cache_used_ratio", "KV cache in use", "ratio", "%", "kv_cache_used_ratio", 100.0
 )
@@ -471,7 +471,10 @@ def comparison_words(chart: ChartSpec, value: float, prediction: Prediction) -> 
 
 def value_text(value: float, chart: ChartSpec) -> str:
     """Return a value of a chart with its unit, for display."""
-    return percent(value) if chart.unit == "ratio" else str(quantity(value, chart.unit))
+    if chart.unit == "ratio":
+        return percent(value)
+    is_count = not chart.unit and float(value).is_integer()
+    return whole(value) if is_count else str(quantity(value, chart.unit))
 
 
 # Render the figures as small inline SVGs, shown before and without JavaScript.

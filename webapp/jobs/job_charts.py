@@ -45,8 +45,10 @@ def of_points(chart: ChartSpec, series: Series) -> str:
     values = series.known
     if not values:
         return "No points."
-    span = f"between {value_text(min(values), chart)} and {value_text(max(values), chart)}"
-    return f"{value_text(values[-1], chart)} at the last point, {span}."
+    low, high, last = (value_text(each, chart) for each in (min(values), max(values), values[-1]))
+    if low == high:
+        return f"{last} at every point."
+    return f"{last} at the last point, between {low} and {high}."
 
 
 def figure_words(figure: JobFigure) -> str:

@@ -4,6 +4,7 @@ Nothing here calibrates: the requests of others are not those of a measurement, 
 what else runs on the machine.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from planner.specs.estimate import Estimate, PlanAnswer, PlanRequest
 from planner.specs.workload import ServeWorkload
 from webapp.charts.plots import SIDE_WORDS, Prediction
-from webapp.core.display import Quantity, quantity
+from webapp.core.display import Quantity, counted, deviation_words, number, quantity
 from webapp.plans.models import Plan
 from webapp.plans.planning import estimate_as_planned
 from webapp.plans.verdict import figure_values
@@ -30,6 +31,7 @@ COMPARED = {
     "tokens_per_second": "Output tokens a second",
 }
 LEAST_BUSY = 0.9  # share of looks with requests, from which a rate says how fast the server is
+MANIFOLD = 2.0  # from this ratio on a difference is said as a multiple
 LEAST_REQUESTS = 10  # fewer are shown, and called few
 
 
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     ratio: float | None  # measured ÷ predicted
     side: str  # words for the 80 % interval
     note: str = ""  # why it is not compared
+    raw: float | None = None  # the measured value in its base unit
 
     @property
     def unit(self) -> str:
@@ -53,6 +56,24 @@ class Row(NamedTuple):
     def shown(self) -> Quantity | None:
         """Return the predicted value with its unit."""
         return quantity(self.predicted.value, self.unit) if self.predicted else None
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether the measured value lies outside the plan's 80 % interval."""
+        said = self.predicted
+        if said is None or said.low is None or said.high is None or self.raw is None:
+            return False
+        return not said.low <= self.raw <= said.high
+
+    @property
+    def distance(self) -> str:
+        """Return how far the measured value lies from the predicted one, in words."""
+        ratio = self.ratio or 1.0
+        if ratio >= MANIFOLD:
+            return f"is {number(ratio, 2)} times as high as planned"
+        if ratio <= 1 / MANIFOLD:
+            return f"is {number(1 / ratio, 2)} times lower than planned"
+        return f"is {deviation_words(ratio)} the plan"
 
     @property
     def interval(self) -> str:
@@ -84,6 +105,27 @@ class PlanComparison:
     rows: tuple[Row, ...] = ()
     load: Load | None = None
     note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Return in a sentence how what was measured lies to the plan, "" if nothing is compared.
+
+        Only figures with an 80 % interval are judged.
+        """
+        judged = [row for row in self.rows if row.interval]
+        if not judged:
+            return ""
+        outside = [row for row in judged if row.is_outside]
+        if not outside:
+            are = "the one figure" if len(judged) == 1 else f"all {len(judged)} figures"
+            return f"As planned: {are} with an interval inside it"
+        is_are = "is" if len(outside) == 1 else "are"
+        worst = max(outside, key=lambda row: abs(math.log(row.ratio or 1.0)))
+        return (
+            f"{len(outside)} of {counted(len(judged), 'figure')} {is_are} outside the plan's 80 % "
+            f"interval: "
+            f"{worst.label[:1].lower()}{worst.label[1:]} {worst.distance}"
+        )
 
     @property
     def is_few(self) -> bool:
@@ -164,7 +206,7 @@ def _row(name: str, window: Window, estimate: Estimate) -> Row | None:
         note = f"no request at {1 - (window.busy_ratio or 0.0):.0%} of the looks"
     ratio = measured / prediction.value if prediction and prediction.value else None
     side = SIDE_WORDS[prediction.side_of(measured)].removeprefix(", ") if prediction else ""
-    return Row(name, COMPARED[name], shown, prediction, ratio, side, note)
+    return Row(name, COMPARED[name], shown, prediction, ratio, side, note, measured)
 
 
 def _unit(name: str) -> str:

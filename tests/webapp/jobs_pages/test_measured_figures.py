@@ -215,6 +215,8 @@ def test_a_caption_rounds_and_says_a_value_alone_or_a_span_without_gaps():
     said = " ".join(caption_of(chart, (0.0, 0.08)).split())
 
     assert said == "8.0 % at the last point, between 0.0 % and 8.0 %."
+    running = next(c for c in charts_for("serve") if c.metric == "running_requests")
+    assert caption_of(running, (3.0, 3.0)) == "3 at every point."
 
     words = caption(LOSS, Series("loss", (1, 2, 3), (3.0, None, 2.0)), None)
 

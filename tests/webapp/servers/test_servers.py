@@ -421,10 +421,14 @@ def test_a_plan_stands_beside_what_was_measured_at_the_measured_load(
     # One look of five found nobody: how fast the server is, the rate does not say.
     assert rows["tokens_per_second"].predicted is None
     assert "no request at 20%" in rows["tokens_per_second"].note
+    outside = [row for row in compared.rows if row.side.startswith(("above", "below"))]
+    start = f"{len(outside)} of" if outside else "As planned"
+    assert compared.verdict.startswith(start)
     page = client_of(bob).get(f"/servers/{server.pk}/").content.decode()
     for words in (
         "data-plotly=",
         "2 requests in flight",
+        compared.verdict.replace("'", "&#x27;"),
         "100 prompt and 11 answer tokens",
         "calibrate nothing",
     ):
