@@ -18,6 +18,7 @@ from webapp.accounts.models import Membership, Role
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.clock import now
+from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.addresses import address_choose
 from webapp.hosts.health import checklist
@@ -273,14 +274,24 @@ def test_jobs_that_somebody_else_gave_to_the_scheduler_stand_on_the_page():
            "nodes": "n[1-2]", "elapsed_seconds": 600, "time_limit_seconds": 5400}  # fmt: skip
     scheduler = {"kind": "slurm", "other_jobs": [job], "num_other_jobs": 2}
     facts = make_facts().model_dump(mode="json") | {"scheduler": scheduler}
-    page = " ".join(strip_tags(render_to_string("hosts/_facts.html", {"facts": facts})).split())
-    assert (
-        "7 pretrain of alice: RUNNING on n[1-2], 16 GPUs, for 10 min of at most 1 h 30 min" in page
-    )
-    assert (
-        "2 in all, with each task of an array; 1 line of them is shown. Slipway did not start them and never ends them."
-        in page
-    )
+    shown = render_to_string("hosts/_others.html", {"facts": facts}).replace("<", " <")
+    page = " ".join(strip_tags(shown).split())
+    assert "7 pretrain of alice RUNNING n[1-2] 16 10 min of at most 1 h 30 min" in page
+    for words in ("2 in all, with each task of an array; 1 line shown", "never ends them"):
+        assert words in page
+
+
+def test_a_schedulers_nodes_and_times_are_in_the_sites_units():
+    nodes = {"name": "gpu", "is_up": True, "nodes": 2, "cpus_per_node": "96", "time_limit": ""}
+    for told, shown in (("524288", "512 GiB"), ("512000+", "500 GiB and more"), ("?", "? MiB")):
+        scheduler = {"kind": "ray", "time_limit_minutes": 1440, "max_jobs": 4,
+                     "partitions": [nodes | {"memory_mib": told}]}  # fmt: skip
+        facts = make_facts().model_dump(mode="json") | {"scheduler": scheduler}
+        page = strip_tags(render_to_string("hosts/_facts.html", {"facts": facts})).replace(
+            NBSP, " "
+        )
+        assert f"2 nodes of 96 CPUs and {shown}" in page
+        assert "for at most 1 d each" in page
 
 
 def test_the_queue_is_judged_by_what_came_back(added):

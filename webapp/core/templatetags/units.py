@@ -55,6 +55,22 @@ for name, shown in FORMATS.items():
 
 
 @register.filter
+def minutes(value: Number) -> str:
+    """Return minutes in whole parts: ``1 d``."""
+    return str(display.clock(60 * value)) if value else NOTHING
+
+
+@register.filter
+def mebibytes(text: str) -> str:
+    """Return a scheduler's MiB as memory; a "+" after them says that some nodes have more."""
+    number = str(text).removesuffix("+")
+    if not (number.isascii() and number.isdecimal()):
+        return f"{text} MiB"
+    words = str(display.memory(int(number) * 2**20))
+    return words if number == text else f"{words} and more"
+
+
+@register.filter
 def usd(value: Number, over: int | None = None) -> str:
     """Return an amount in US dollars, over a number of things: ``{{ cost|usd:answers }}``."""
     if value is None or over == 0:
