@@ -216,3 +216,10 @@ document.addEventListener("change", (event) => {
 
 /* The last lines of a log are at its end; of a job that runs, live lines follow. */
 for (const log of document.querySelectorAll(".log.follow")) log.scrollTop = log.scrollHeight;
+
+/* The documentation's list is longer than the window: the open page's line is moved into view. */
+{
+  const list = document.querySelector(".docs > nav:first-child");
+  const open = list?.querySelector("[aria-current]");
+  if (open && list.scrollHeight > list.clientHeight) list.scrollTop = open.offsetTop - list.clientHeight / 2;
+}
