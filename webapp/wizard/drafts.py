@@ -35,9 +35,10 @@ from runners.plans.document import (
 from runners.plans.engine_choice import chosen_engine, engine_choices, trainer_of
 from runners.plans.fields import Part
 from runners.plans.refusals import DraftProblem
-from runners.plans.rotary_scaling import FIELD, scalings_taken
+from runners.plans.rotary_scaling import scalings_taken
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, FinetuneWork, ServeWork
 from webapp.accounts.models import Team
+from webapp.core.display import TIMES
 from webapp.core.site_settings import demo_seconds
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
@@ -576,7 +577,7 @@ def summaries(document: PlanDocument, names: Names) -> dict[str, str]:
             target += f" at {PERCENTILES[document.percentile]}"
     engine = engine_choices(goal).get(chosen_engine(document) or "")
     scaling = document.model.rope_scaling
-    stretched = f" · context {scaling.factor:g} times as long ({FIELD})" if scaling else ""
+    stretched = f" · context {TIMES} {scaling.factor:g}" if scaling else ""
     return {
         "goal": GOALS[goal][0] + target,
         "model": model_words(document.model, names.model),

@@ -14,6 +14,7 @@ from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
+from webapp.core.display import TIMES
 from webapp.jobs.launching import launchable_of
 from webapp.plans.exporting import exports_of
 from webapp.plans.planning import current_answer, plan_keep
@@ -474,6 +475,6 @@ def test_a_rotary_scaling_is_offered_where_it_is_taken_and_stretches_the_context
     chosen = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768)
     assert walker.plan.document.model.rope_scaling == chosen
     assert walker.plan.answer["plans"]
-    assert "context 4 times as long" in walker.page("review").content.decode()
+    assert f"context {TIMES} 4" in walker.page("review").content.decode()
     assert walker.press("workload", rope_type="").status_code == 302
     assert walker.plan.document.model.rope_scaling is None
