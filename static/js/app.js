@@ -223,3 +223,9 @@ for (const log of document.querySelectorAll(".log.follow")) log.scrollTop = log.
   const open = list?.querySelector("[aria-current]");
   if (open && list.scrollHeight > list.clientHeight) list.scrollTop = open.offsetTop - list.clientHeight / 2;
 }
+
+/* So is the chosen one of tabs that are wider than a phone. */
+for (const tabs of document.querySelectorAll(".tabs")) {
+  const open = tabs.querySelector("[aria-current]");
+  if (open && tabs.scrollWidth > tabs.clientWidth) tabs.scrollLeft = open.offsetLeft - tabs.offsetLeft;
+}

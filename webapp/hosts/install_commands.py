@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from runners.shared.addresses import in_url, is_loopback, own_addresses
 
 PACKAGE = "'slipway[worker,gpu]'"
+CLUSTERS = {"slurm", "kubernetes", "ray"}  # each has a page of the documentation
 UNIT = "~/.config/systemd/user/slipway-host.service"
 
 
@@ -20,6 +21,11 @@ class InstallCommand:
     name: str
     command: str
     note: str
+
+    @property
+    def docs(self) -> str:
+        """Return the page of the documentation about it, "" without one of its own."""
+        return self.key if self.key in CLUSTERS else ""
 
 
 def install_commands(server: str, token: str) -> list[InstallCommand]:

@@ -205,8 +205,9 @@ class TuningView:
     def is_certain(self) -> bool:
         """Return whether the best one's gain may be claimed."""
         best, chosen = self.outcome.best, self.outcome.chosen
-        is_own = best is not None and best.candidate.number == BASELINE
-        return best is chosen and not is_own and not self.outcome.num_missing
+        if best is None or best.candidate.number == BASELINE:
+            return False
+        return best is chosen and not self.outcome.num_missing
 
     @property
     def gain_words(self) -> str:

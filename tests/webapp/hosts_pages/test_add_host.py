@@ -184,6 +184,7 @@ def test_each_way_is_one_command_with_the_token(as_olga, added):
         command = re.search(r'<code id="enroll-command">(.*?)</code>', page, re.DOTALL)[1]
         assert all(part in command for part in [*parts, f"--token {token}"]), way
         assert f'href="?way={way}" aria-current="page"' in page, way
+        assert (f'href="/docs/{way}"' in page) == (way in {"slurm", "kubernetes", "ray"}), way
     page = as_olga.get(added[0]).content.decode()
     assert 'href="?way=pip" aria-current="page"' in page
 
