@@ -83,7 +83,7 @@ def _jobs(keys: list[str]) -> dict[str, Result]:
             job.name,
             job.state,
             " · ".join(
-                filter(None, (_kind_words(job), job.model_name, job.host and job.host.name))
+                filter(None, (_kind_words(job), job.model_name, job.host.name if job.host else ""))
             ),
             job.created_at,
         )
@@ -92,7 +92,7 @@ def _jobs(keys: list[str]) -> dict[str, Result]:
 
 
 def _kind_words(job: Job) -> str:
-    kind = KINDS.get(job.kind)  # type: ignore[call-overload]
+    kind = KINDS.get(job.kind)
     return str(kind.title) if kind else job.kind
 
 

@@ -234,9 +234,9 @@ class TuningView:
     def best_row(self) -> CandidateRow | None:
         """Return the best of those measured."""
         best = self.outcome.best
-        return best and next(
-            row for row in self.rows if row.planned.number == best.candidate.number
-        )
+        if best is None:
+            return None
+        return next(row for row in self.rows if row.planned.number == best.candidate.number)
 
     @property
     def own_row(self) -> CandidateRow:
