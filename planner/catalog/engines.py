@@ -166,6 +166,8 @@ class Engine(Spec):
     # Whether it trains on completions that the model generates itself (GRPO), and whether rows of
     # such a step hold several of them, without padding.
     trains_on_policy: bool = False
+    # Whether it trains such completions on the probabilities of a teacher (distillation).
+    distils: bool = False
     packs_completions: bool = False
     # Whether new weights reach the generating engine while completions of the old ones go on, so
     # that the next batch starts beside the last completions of the one before.

@@ -77,6 +77,7 @@ HUGGING_FACE = {
     "dataset_train_split": "data_split",
 }
 DEFAULT_MICRO_BATCH = 8  # transformers 5, src/transformers/training_args.py
+ON_POLICY_DISTILLATION = "on-policy distillation"  # of `trl distillation`
 # What trainers that do more than supervised steps are called, by words of their scripts' names.
 PREFERENCE = {
     "dpo": "DPO",
@@ -95,7 +96,7 @@ PREFERENCE = {
     "gkd": "generalised knowledge distillation",
     "minillm": "distillation",
     "gold": "distillation",
-    "distillation": "distillation",
+    "distillation": ON_POLICY_DISTILLATION,
     "distill": "distillation",
     "nash": "Nash-MD",
     "prm": "a process reward model",
@@ -111,6 +112,7 @@ OBJECTIVES: Mapping[str, TrainObjective] = {
     "ORPO": "orpo",
     "a reward model": "reward",
     "GRPO": "grpo",
+    ON_POLICY_DISTILLATION: "distillation",
 }
 USUAL_LOSSES = frozenset(
     {"sigmoid", "kto", "grpo", "dapo", "['sigmoid']", "['kto']", "['grpo']", "['dapo']"}

@@ -420,7 +420,7 @@ def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     pinned = request.pins.data_parallel_size
     step = math.lcm(resolve_cluster(request.cluster).num_devices, pinned or 1)
     if isinstance(request.workload, TrainWorkload) and request.workload.generates:
-        step = math.lcm(step, request.workload.num_generations)
+        step = math.lcm(step, request.workload.completions_per_prompt)
     replicas = [pinned] if pinned else [n for n in range(step, 0, -1) if step % n == 0]
 
     def at(sequences: int) -> list[PlanRequest]:

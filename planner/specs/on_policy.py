@@ -13,8 +13,10 @@ from pydantic import (
 )
 
 from planner.specs.base import DTYPES, JsonObject, SparseSpec, alias_parser, refuse
+from planner.specs.model import NamedModel
 
-ON_POLICY_OBJECTIVES = frozenset({"grpo"})
+REWARDED, DISTILLED = "grpo", "distillation"  # objectives: by rewards, or by a teacher
+ON_POLICY_OBJECTIVES = frozenset({REWARDED, DISTILLED})
 Generator = Literal["colocated", "separate"]
 Sleep = Literal["none", "generator", "both"]
 OWN_ENGINE = "transformers"  # the trainer's own model generates: no copy, and no share of memory
@@ -94,30 +96,38 @@ class RolloutSpec(SparseSpec):
 
 
 class OnPolicyFields(SparseSpec):
-    """The fields of a training whose model answers prompts, and learns from the rewards."""
+    """The fields of a training whose model answers prompts, and learns from these completions.
+
+    A reward scores them (grpo), or a teacher says how likely each next token is (distillation).
+    """
 
     num_generations: Annotated[int, Field(ge=2)] = Field(
         default=8, description="Of grpo: completions of each prompt, which are compared"
     )
     max_completion_length: PositiveInt = Field(
-        default=256, description="Of grpo: tokens at which a completion is cut"
+        default=256,
+        description="Of grpo and distillation: tokens at which a completion is cut",
     )
     max_prompt_length: PositiveInt | None = Field(
         default=None,
-        description="Of grpo: tokens of the longest prompt; without it what sequence_length has "
-        "beside completions",
+        description="Of grpo and distillation: tokens of the longest prompt; without it what "
+        "sequence_length has beside completions",
     )
     mean_completion_length: PositiveInt | None = Field(
         default=None,
-        description="Of grpo: mean tokens of a completion; without it all have the most",
+        description="Of grpo and distillation: mean tokens of a completion; without it all have "
+        "the most",
     )
     mean_prompt_length: PositiveInt | None = Field(
-        default=None, description="Of grpo: mean tokens of a prompt; without it all have the most"
+        default=None,
+        description="Of grpo and distillation: mean tokens of a prompt; without it all have the "
+        "most",
     )
     length_variation: Annotated[float, Field(ge=0.01, le=3.0)] | None = Field(
         default=None,
-        description="Of grpo: standard deviation of the completions' lengths over their mean, "
-        "before they are cut; without it 1, as if each token were as likely to be the last",
+        description="Of grpo and distillation: standard deviation of the completions' lengths "
+        "over their mean, before they are cut; without it 1, as if each token were as likely to "
+        "be the last",
     )
     generation_batch_size: PositiveInt | None = Field(
         default=None,
@@ -130,17 +140,18 @@ class OnPolicyFields(SparseSpec):
     beta: NonNegativeFloat = Field(
         default=0.0,
         description="Of grpo: weight of the divergence from a reference model, which 0 needs none "
-        "of",
+        "of; of distillation: which divergence from the teacher, from the forward (0) to the "
+        "reverse (1) KL, at the same cost",
     )
     generator: Generator | None = Field(
         default=None,
-        description="Of grpo: whether completions are generated on the trainer's devices or on "
-        "others; without it both are compared",
+        description="Of grpo and distillation: whether completions are generated on the "
+        "trainer's devices or on others; without it both are compared",
     )
     rollout_devices: PositiveInt | None = Field(
         default=None,
-        description="Of grpo: devices that only generate completions; without a number the search "
-        "divides them",
+        description="Of grpo and distillation: devices that only generate completions; without a "
+        "number the search divides them",
     )
     staleness: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
@@ -157,9 +168,25 @@ class OnPolicyFields(SparseSpec):
         description="Of grpo: catalog id of a model that scores completions on the trainer's "
         "devices",
     )
+    teacher_model: NamedModel | None = Field(
+        default=None,
+        description="Of distillation: the model whose probabilities of each next token the "
+        "trained one learns, on the trainer's devices: a catalog id, a config.json or a shape",
+    )
 
 
 ON_POLICY = tuple(OnPolicyFields.model_fields)
+# Fields of one of the objectives alone. TRL's trainer of distillation generates one completion of
+# a prompt for one update, and has neither rewards nor a reference.
+# Source: huggingface/trl 1.16.0, trl/trainer/distillation_trainer.py.
+OF_REWARDS = (
+    "num_generations",
+    "generation_batch_size",
+    "num_iterations",
+    "staleness",
+    "reward_seconds",
+    "reward_model",
+)
 
 
 def stated_on_policy_fields(fields: OnPolicyFields) -> tuple[str, ...]:
@@ -178,7 +205,34 @@ def refuse_off_policy_fields(fields: OnPolicyFields, objective: str) -> None:
         refuse(
             name,
             f"{name} is of the completions that a policy generates, and the objective is "
-            f"{objective}: choose objective grpo, or leave it out",
+            f"{objective}: choose objective "
+            f"{DISTILLED if name == 'teacher_model' else REWARDED}, or leave it out",
+        )
+
+
+def refuse_fields_of_another(fields: OnPolicyFields, objective: str) -> None:
+    """Reject what only the other of the objectives with completions has, and a missing teacher.
+
+    Raises:
+        ValueError: names the field and the objective.
+    """
+    others = OF_REWARDS if objective == DISTILLED else ("teacher_model",)
+    for name in stated_on_policy_fields(fields):
+        if name in others:
+            owner = REWARDED if objective == DISTILLED else DISTILLED
+            said = f"{name} is of the objective {owner}, and it is {objective}: leave it out"
+            refuse(name, said)
+    if objective == DISTILLED and fields.beta > 1:
+        refuse(
+            "beta",
+            f"beta is {fields.beta:g}: in a distillation it lies between 0, the forward KL "
+            "divergence, and 1, the reverse one",
+        )
+    if objective == DISTILLED and fields.teacher_model is None:
+        refuse(
+            "teacher_model",
+            "objective distillation learns the probabilities of a teacher, and teacher_model is "
+            "not given: name a larger model with the same vocabulary",
         )
 
 

@@ -29,11 +29,13 @@ from planner.specs.base import (
     refuse,
 )
 from planner.specs.on_policy import (
+    DISTILLED,
     ON_POLICY,
     ON_POLICY_OBJECTIVES,
     OnPolicyFields,
     RolloutSpec,
     refuse_divided_groups,
+    refuse_fields_of_another,
     refuse_inconsistent_lengths,
     refuse_off_policy_fields,
     refuse_other_lengths,
@@ -257,7 +259,7 @@ class Strategy(SparseSpec):
 
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
-TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward", "grpo"]
+TrainObjective = Literal["supervised", "dpo", "kto", "orpo", "reward", "grpo", "distillation"]
 # Objectives that compare a chosen with a rejected answer, and those that have a frozen reference.
 PAIRED_OBJECTIVES = frozenset({"dpo", "orpo", "reward"})
 REFERENCE_OBJECTIVES = frozenset({"dpo", "kto"})
@@ -402,14 +404,15 @@ class TrainWorkload(OnPolicyFields):
     sequence_length: PositiveInt = Field(description="Tokens of a training sequence")
     global_batch_size: PositiveInt = Field(
         description="Records of one update, over all devices: sequences, for the objectives dpo, "
-        "orpo and reward pairs of them, for grpo completions"
+        "orpo and reward pairs of them, for grpo and distillation completions"
     )
     method: TrainMethod = Field(default="full", description="What is trained, and how")
     objective: TrainObjective = Field(
         default="supervised",
         description="What the loss compares: each token with the text (supervised), a chosen with "
         "a rejected answer (dpo, orpo, or reward for a reward model), an answer with its label "
-        "(kto), or the rewards of the model's own completions of a prompt (grpo)",
+        "(kto), the rewards of the model's own completions of a prompt (grpo), or a teacher's "
+        "probabilities of each token of them (distillation)",
     )
     precompute_reference: bool = Field(
         default=False,
@@ -501,8 +504,10 @@ class TrainWorkload(OnPolicyFields):
         if not self.generates:
             refuse_off_policy_fields(self, self.objective)
         else:
+            refuse_fields_of_another(self, self.objective)
             refuse_inconsistent_lengths(self, self.sequence_length)
-            refuse_divided_groups(self, self.global_batch_size)
+            if not self.is_distilled:
+                refuse_divided_groups(self, self.global_batch_size)
             refuse_other_lengths(self.padding_ratio, self.document_tokens)
         if self.compares and self.length_schedule:
             refuse(
@@ -521,6 +526,16 @@ class TrainWorkload(OnPolicyFields):
     def generates(self) -> bool:
         """Return whether the model learns from completions that it generates itself."""
         return self.objective in ON_POLICY_OBJECTIVES
+
+    @property
+    def is_distilled(self) -> bool:
+        """Return whether a teacher's probabilities are learnt, rather than rewards."""
+        return self.objective == DISTILLED
+
+    @property
+    def completions_per_prompt(self) -> int:
+        """Return how many completions of a prompt a policy generates."""
+        return 1 if self.is_distilled else self.num_generations
 
     @property
     def longest_prompt(self) -> int:
@@ -573,7 +588,7 @@ class TrainWorkload(OnPolicyFields):
     def has_reference(self) -> bool:
         """Return whether a frozen reference answers beside each step of the policy."""
         if self.generates:
-            return self.beta > 0
+            return self.beta > 0 and not self.is_distilled
         return self.objective in REFERENCE_OBJECTIVES and not self.precompute_reference
 
     @property

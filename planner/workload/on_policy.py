@@ -42,10 +42,11 @@ from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, max_concurrency, memory_load, prefill_cost
 from planner.workload.inference_memory import default_requests, inference_memory, usable_bytes
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.preference import Forwards, as_trained
+from planner.workload.preference import NO_FORWARDS, Forwards, as_trained
 from planner.workload.resolve import resolve
 from planner.workload.rollouts import FIELD, part_of
 from planner.workload.setting import Setting
+from planner.workload.teacher import as_read_by_teacher, teacher_setting
 from planner.workload.topology import chain_link
 from planner.workload.train import at_pace, forward_seconds, held_memory
 from planner.workload.training_exchange import FULL_SHARDING
@@ -71,6 +72,7 @@ TITLES = {
     "update": "update",
     "sync": "weight_sync",
 }
+OF_A_TEACHER = {"judge": "teacher"}  # in place of a reward model
 TRAINER_PHASES = ("judge", "score", "update")  # beside which others may generate
 IDLE_TITLES = {
     "rollout_idle_ratio": "Share of a step in which generating devices wait",
@@ -161,7 +163,7 @@ def _generation(
     drain = decode_pass(replica, NullLedger(), cast("float", left), cast("float", prompt + made))
     full = decode_pass(replica, NullLedger(), running, prompt + law.while_decoding)
     full = full.scaled(max(0.0, completions / running - 1) * law.mean)
-    prompts = float(math.ceil(completions / workload.num_generations))
+    prompts = float(math.ceil(completions / workload.completions_per_prompt))
     prompts_cost = prefill_cost(replica, NullLedger(), prompts, prompt)
     whole = prompts_cost.plus(full).plus(_summed(drain.scaled(width)))
     seconds = ledger.term(
@@ -377,7 +379,7 @@ class _Phases(NamedTuple):
 
     generate: Mapping[str, float]
     reward: Mapping[str, float]  # by functions
-    judge: Mapping[str, float]  # by a reward model, on the training devices
+    judge: Mapping[str, float]  # by a reward model or a teacher, on the training devices
     swap: Mapping[str, float]
     score: Mapping[str, float]
     update: Mapping[str, float]
@@ -459,6 +461,9 @@ def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Tra
             scored = forward_seconds(filled_setting, filled, ledger, forwards)
         if scored_by is not None:
             rewarded = forward_seconds(scored_by, filled, ledger, Forwards(1, "Reward model"))
+        if (taught_by := teacher_setting(filled_setting, workload)) is not None:
+            read = as_read_by_teacher(filled)
+            rewarded = forward_seconds(taught_by, read, ledger, Forwards(1, "Teacher forward"))
         return _Training(held, at_pace(filled_setting, filled, ledger, held), scored, rewarded)
 
     if not is_shared:
@@ -478,10 +483,13 @@ def shared_held_memory(setting: Setting, workload: TrainWorkload) -> MemoryUse:
 def scoring_forwards(setting: Setting, workload: TrainWorkload) -> Forwards:
     """Return the forward passes over new completions: old log-probabilities, and a reference's.
 
-    The trainer's own model has the log-probabilities of a single update already in that update.
+    The trainer's own model has the log-probabilities of a single update already in that update,
+    and the loss of a distillation needs none.
 
     Source: huggingface/trl, trl/trainer/grpo_trainer.py (old_per_token_logps).
     """
+    if workload.is_distilled:
+        return NO_FORWARDS
     is_first = workload.num_iterations == 1 and workload.completions == workload.global_batch_size
     names = [] if is_first and rollout_of(setting).engine == OWN_ENGINE else [OLD]
     names += ["Reference"] if workload.has_reference else []
@@ -563,6 +571,7 @@ def _outcome(
     step_s: float,
 ) -> Outcome:
     made, memory, updated, phases = parts
+    titles = TITLES | OF_A_TEACHER if workload.is_distilled else TITLES
     rollout, devices = rollout_of(setting), setting.devices_in_use
     tokens = workload.completions * (workload.typical_prompt + lengths(workload).mean)
     shares: dict[str, float] = {}
@@ -588,7 +597,7 @@ def _outcome(
         memory=memory,
         fits=cast("bool", _fits(setting, memory, made)),
         seconds_by_class=by_class,
-        phases={TITLES[name]: dict(getattr(phases, name)) for name in _Phases._fields},
+        phases={titles[name]: dict(getattr(phases, name)) for name in _Phases._fields},
         energy_tokens_per_second=tokens / step_s,
         performance=performance_of(
             tokens_per_second=tokens / step_s,

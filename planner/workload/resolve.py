@@ -58,6 +58,7 @@ from planner.workload.option_rules import option_rules
 from planner.workload.preference import as_trained
 from planner.workload.rollouts import refuse_unsupported_rollout, rollout_warnings, with_rollout
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
+from planner.workload.teacher import refuse_unlike_teacher
 from planner.workload.topology import straddling_groups
 from planner.workload.training_memory import optimizer_of
 
@@ -564,8 +565,11 @@ def _refuse_objective(workload: TrainWorkload, given: Strategy, engine: Engine) 
     if not workload.compares:
         return
     runs = engine.trains_on_policy if workload.generates else engine.compares_answers
+    runs = engine.distils if workload.is_distilled else runs
     if not runs:
-        known = "supervised alone" if not engine.trains_on_policy else "for grpo alone"
+        known = "supervised alone"
+        if engine.trains_on_policy:
+            known = "for grpo alone"
         raise NotPossibleError(
             f"objective is {workload.objective}: {engine.title.partition(',')[0]} trains "
             f"{known}; set engine to {PREFERENCE_ENGINE}, or leave it out",
@@ -600,6 +604,8 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
         _refuse_objective(request.workload, request.strategy, engine)
     model = as_trained(_in_engine(resolve_model(request.model), engine), request.workload)
     _refuse_encoder(model, training=training)
+    if isinstance(request.workload, TrainWorkload):
+        refuse_unlike_teacher(model, request.workload)
     request = with_rollout(request, device)
     refuse_unsupported_rollout(request, engine)
     given = request.strategy

@@ -67,6 +67,7 @@ from planner.workload.offloading import (
     tier_bytes,
 )
 from planner.workload.setting import Setting
+from planner.workload.teacher import TILES, as_read_by_teacher, teacher_setting
 
 # The trained parameters, optimiser and state sizes of each training method.
 
@@ -378,6 +379,9 @@ class StageActivations:
             "tensor_parallel_size": 1 if engine.gathered_logits else self.setting.layout.tensor,
             "bytes_per_element": self.operand_element_bytes,
         }
+        if self.workload.is_distilled:  # the fp32 tiles of both models, and a narrow gradient
+            cast = self.operand_element_bytes % MASTER_BYTES
+            sizes["bytes_per_element"] = TILES * MASTER_BYTES + cast
         if any(engine.logprob_tile) and objective not in WHOLE_LOGITS:
             return self._tiled_loss(line, sizes)
         if engine.loss_chunk_logits:
@@ -414,6 +418,12 @@ class StageActivations:
         """
         elements = inference_elements(self.setting.model, self.setting.layout.tensor)
         return self.tokens * elements * self.operand_element_bytes + self._scores
+
+    def last_state_bytes(self) -> float:
+        """Return the bytes of the last hidden states, which the loss of a distillation reads."""
+        is_last = self.index == self.setting.layout.pipeline - 1
+        hidden = self.tokens * self.setting.model.hidden_size * self.operand_element_bytes
+        return hidden if is_last else 0.0
 
 
 # Memory that a caching allocator reserves beyond its tensors and frees when memory is short.
@@ -674,7 +684,7 @@ class _Stage:
         by_class = {
             "weights": weights * (1 - setting.offload.weights_share),
             "adapters": self.adapters(),
-            "reference_weights": self.reference_weights(),
+            "reference_weights": self.reference_weights() + self.teacher_weights(),
             "gradients": device_gradient_bytes(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
@@ -699,6 +709,12 @@ class _Stage:
             held = gathered if adapts else copies + gathered
             forward = saved + self._activations.forward_bytes()
             moments.append({"activations": forward * factor, "buffers": held})
+        if self._teacher is not None:
+            read = as_read_by_teacher(self.workload)
+            teacher = StageActivations(self._teacher, NullLedger(), read, self.index)
+            forward = saved + teacher.forward_bytes()
+            moments.append({"activations": forward * factor, "buffers": copies + gathered})
+            moments[0]["activations"] += teacher.last_state_bytes() * factor
         peaks = [StageMemory({**by_class, **moment}) for moment in moments]
         if setting.engine.loads_before_sharding:
             peaks.append(self._loading(weights, by_class["runtime_overhead"], saved * factor))
@@ -718,6 +734,26 @@ class _Stage:
             self.setting.line(GROUP, "Reference model weights", key="reference_weights"),
             parameters=stage_weight_bytes(self.setting, NullLedger(), self.share),
             bytes_per_element=1.0,
+            shards=self._shards(3),
+        )
+
+    @cached_property
+    def _teacher(self) -> Setting | None:
+        return teacher_setting(self.setting, self.workload)
+
+    def teacher_weights(self) -> float:
+        """Return the bytes of a distillation's teacher, which is split as the student.
+
+        Source: huggingface/trl 1.16.0, trl/trainer/distillation_trainer.py (prepare_model).
+        """
+        teacher = self._teacher
+        if teacher is None:
+            return 0.0
+        return self.ledger.term(
+            sharded_state_bytes,
+            self.setting.line(GROUP, "Teacher weights", key="teacher_weights"),
+            parameters=teacher.counts.total / teacher.layout.tensor / teacher.layout.pipeline,
+            bytes_per_element=teacher.weight_element_bytes,
             shards=self._shards(3),
         )
 

@@ -500,7 +500,8 @@ def _completion_words(request: PlanRequest) -> Iterator[str]:
             f"{mean:,} in the mean" if mean else f"all have the longest (mean_{kind[:-1]}_length)"
         )
         yield f"{kind} of up to {longest:,} tokens: {how}"
-    yield f"{work.num_generations} completions of each prompt (num_generations)"
+    if not work.is_distilled:
+        yield f"{work.num_generations} completions of each prompt (num_generations)"
 
 
 def _sources(answer: PlanAnswer) -> Iterator[str]:

@@ -178,6 +178,7 @@ UNASKED = {
     "precompute_reference",
     "reward_function",
     "num_generations",
+    "teacher_model",
     "max_completion_length",
     "max_prompt_length",
     "temperature",

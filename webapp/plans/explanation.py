@@ -151,6 +151,7 @@ TIMELINE = {
     "rollout": "Completions",
     "reward": "Rewards",
     "reward_model": "Reward model",
+    "teacher": "Teacher",
     "swap": "Trainer to the host and back",
     "log_probs": "Log-probabilities",
     "update": "Updates",

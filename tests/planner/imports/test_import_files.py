@@ -428,6 +428,25 @@ def test_grpo_states_its_completions_their_place_and_its_rewards():
     assert alone == {"engine": "transformers"}
 
 
+def test_a_distillation_states_its_teacher_or_needs_one():
+    line = (
+        "trl distillation --model_name_or_path Qwen/Qwen3-0.6B --beta 0.5 --temperature 0.9 "
+        "--per_device_train_batch_size 4 --max_completion_length 256 "
+    )
+    draft = read_paste(f"{line}--teacher_model_name_or_path Qwen/Qwen3-8B")
+    assert draft.request["workload"] == {
+        "kind": "train", "objective": "distillation", "method": "full", "beta": 0.5,
+        "teacher_model": "Qwen/Qwen3-8B", "max_completion_length": 256,
+    }  # fmt: skip
+    assert draft.request["pins"]["rollout"] == {"engine": "transformers"}
+    assert draft.assumptions == ()
+    for other, share in (("", "1"), ("--teacher_model_name_or_path acme/x", "0.5")):
+        draft = read_paste(f"{line}{other} --lmbda {share}")
+        needs = any(each.startswith("workload.teacher_model") for each in draft.missing)
+        assert needs == (not other), draft.missing
+        assert bool(draft.assumptions) == (share != "1")
+
+
 def test_a_pairs_batch_counts_both_answers_and_its_reference_may_answer_ahead():
     more = "--per_device_train_batch_size 4 --max_length 512 --max_steps 10 --packing "
     text = f"accelerate launch --num_processes 2 {TRL_LINE}{more}--precompute_ref_log_probs"

@@ -38,6 +38,7 @@ OBJECTIVES = {
     "ORPO": "orpo",
     "GRPO": "grpo",
     "a reward model": "reward",
+    "on-policy distillation": "distillation",
 }
 # A script and its arguments: the method of the draft, and its objective or what it leaves out.
 SCRIPTS = {
@@ -47,6 +48,7 @@ SCRIPTS = {
     f"examples/scripts/dpo.py {HF} --use_peft": ("lora", "DPO"),
     f"examples/scripts/dpo_vlm.py {HF}": ("full", "DPO"),
     f"trl/scripts/grpo.py {HF}": ("full", "GRPO"),
+    f"trl/scripts/distillation.py {HF}": ("full", "on-policy distillation"),
     f"trl/scripts/kto.py {HF}": ("full", "KTO"),
     f"examples/scripts/orpo.py {HF}": ("full", "ORPO"),
     f"examples/scripts/cpo.py {HF}": ("full", "CPO"),

@@ -56,7 +56,17 @@ SPECS = (
 # Fields that make a question, which are drawn with it.
 BUILT = frozenset(
     {
-        *("model", "cluster", "workload", "strategy", "pins", "engine", "question", "kind"),
+        *(
+            "model",
+            "teacher_model",
+            "cluster",
+            "workload",
+            "strategy",
+            "pins",
+            "engine",
+            "question",
+            "kind",
+        ),
         *("device", "devices_per_node", "nodes", "provenance"),
         *("input_tokens", "output_tokens", "batch_size", "sequence_length", "global_batch_size"),
         *("memory_bytes", "memory_bandwidth_bytes_per_second"),
@@ -207,6 +217,7 @@ DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "gradient_compression_ratio": _choice(1.0, 100.0),
     "synchronization_interval_steps": _choice(1, 32),
     "max_batch_tokens": _choice(0, 512, 8192),
+    "teacher_model": _choice("Qwen/Qwen3-0.6B"),
     "draft_model": _choice("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B"),
     "SpeculativeSpec.tokens": _choice(1, 4),
     "prefill_devices": RANKS,

@@ -13,7 +13,7 @@ from planner.specs.base import SparseSpec
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec
-from planner.specs.on_policy import ON_POLICY
+from planner.specs.on_policy import OF_REWARDS, ON_POLICY, ON_POLICY_OBJECTIVES
 from planner.specs.workload import (
     CompressMethod,
     CompressWorkload,
@@ -291,12 +291,24 @@ class FreshQuestion:
 
     def _take_turns(self, workload: Fields) -> None:
         """Let a policy generate where it trains: other divisions multiply the layouts."""
-        if workload.get("objective") != "grpo" or "rollout" in self.document["pins"]:
+        generates = workload.get("objective") in ON_POLICY_OBJECTIVES
+        if not generates or "rollout" in self.document["pins"]:
             return
         for name in ("rollout_devices", "staleness"):
             workload.pop(name, None)
             self.names.discard(f"TrainWorkload.{name}")
         workload["generator"] = "colocated"
+
+    def _teach(self, document: Fields) -> None:
+        """Let a teacher of the model's own shape take the place of rewards, in half of these."""
+        if len(self.seed) % 2:
+            return
+        work = document["workload"]
+        work |= {"objective": "distillation", "teacher_model": document["model"]}
+        for name in OF_REWARDS:
+            work.pop(name, None)
+            self.names.discard(f"TrainWorkload.{name}")
+        self.names.add("TrainWorkload.teacher_model")
 
     def _document(self) -> Fields:
         draw = self.draw
@@ -305,6 +317,8 @@ class FreshQuestion:
         generates = document["workload"].get("objective") == "grpo"
         if generates:
             document["engine"] = draw.choice(ON_POLICY_TRAINERS)
+            if document["engine"] == "trl":
+                self._teach(document)
             self.names.add(f"engine: {document['engine']}")
         strategy = self._some(Strategy, most=3, closed=() if generates else ("rollout",))
         if self.ask == "estimate":

@@ -120,6 +120,8 @@ def test_every_field_of_the_workload_and_the_strategy_is_reached_by_an_option_or
                 if goal == "train":  # a pre-training learns from no rewards
                     continue
                 own, value = ['workload.objective="grpo"'], ON_POLICY_VALUES.get(name, 2)
+                if name == "teacher_model":
+                    own = ['workload.objective="distillation"']
             setting = f"{path}={json.dumps(value)}"
             document = build_document(goal, MODEL, {}, hardware=["h100"], settings=[*own, setting])
             assert name in getattr(request_of(document.document), part).model_fields_set, setting
@@ -127,7 +129,7 @@ def test_every_field_of_the_workload_and_the_strategy_is_reached_by_an_option_or
 
 ON_POLICY_VALUES = {
     "generator": "separate", "reward_model": "llama-3.2-1b", "generation_batch_size": 64,
-    "max_prompt_length": 512,
+    "max_prompt_length": 512, "teacher_model": "qwen3-8b",
 }  # fmt: skip
 LENGTHS = {"input_tokens": 1024, "output_tokens": 256}
 WORK = {
