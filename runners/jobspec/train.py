@@ -31,6 +31,7 @@ from runners.jobspec.base import (
     ResumableDocument,
     SampleOptions,
     StoredModel,
+    StoredModelRef,
     TextSamples,
     TrainData,
     sources_of,
@@ -455,6 +456,9 @@ class TrainSpec(TrainingMemory):
     ``max_prompt_length``, by default what ``sequence_length`` leaves, are left out. A batch of
     answers is scored within ``reward_timeout_seconds`` by a process of ``reward_memory_gib``.
     ``text_samples`` then shows answers of the training itself.
+    With the objective ``distillation`` it answers each prompt once, and learns the probabilities
+    that ``teacher``, a model with the same tokenizer, gives each token of the answer: ``beta`` is
+    from 0 (forward KL divergence) to 1 (reverse), at ``temperature``.
     ``tracker``: where metrics are written besides the site.
     Without ``keeps_model`` it measures speed and memory alone: it neither evaluates nor saves.
     """
@@ -472,6 +476,7 @@ class TrainSpec(TrainingMemory):
     num_iterations: int = Field(default=1, ge=1, le=64)
     temperature: float = Field(default=1.0, gt=0.0, le=5.0)
     generator: Generator = "colocated"
+    teacher: StoredModelRef | None = None
     reward_functions: tuple[RewardFunction, ...] = Field(default=(), max_length=MOST_REWARDS)
     reward_timeout_seconds: float = Field(default=60.0, ge=1.0, le=86_400.0)
     reward_memory_gib: float = Field(default=4.0, ge=0.25, le=1024.0)
@@ -612,9 +617,14 @@ class TrainSpec(TrainingMemory):
 
     @property
     def prompts_per_step(self) -> int:
-        """Return how many prompts a step of a reinforcement learning answers."""
+        """Return how many prompts a step answers that generates its own text."""
         answers = self.micro_batch_size * self.gradient_accumulation_steps
-        return answers // self.num_generations
+        return answers // self.answers_per_prompt
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Return how many answers to a prompt are generated."""
+        return 1 if self.objective == "distillation" else self.num_generations
 
     @property
     def published_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
@@ -706,6 +716,7 @@ _OBJECTIVE_OPTIONS: Mapping[str, object] = {
     "max_prompt_length": None,
     "num_iterations": 1,
     "temperature": 1.0,
+    "teacher": None,
     "reward_functions": (),
     "reward_timeout_seconds": 60.0,
     "reward_memory_gib": 4.0,
@@ -719,7 +730,7 @@ def _against_trl(spec: TrainSpec) -> Iterator[str]:
         yield f"engine trl has no objective {spec.objective}; choose engine {OWN_TRAINER}"
         return
     for name, plain in _OWN_OPTIONS.items():
-        if name == "text_samples" and objective.generates:
+        if name == "text_samples" and objective.is_rewarded:
             continue
         if getattr(spec, name) != plain:
             yield f"{name} is an option of the engine {OWN_TRAINER}; leave it out with engine trl"
@@ -792,15 +803,37 @@ def _against_loss(spec: TrainSpec, objective: Objective) -> Iterator[str]:
             yield f"{name} is no option of the objective {spec.objective}; leave it out"
     if spec.beta == 0.0 and not objective.generates:
         yield f"beta is 0, with which {objective.title} learns nothing; choose 0.1 or another"
+    if objective.is_rewarded:
+        yield from _against_rewards(spec)
+    if objective.has_teacher:
+        yield from _against_teacher(spec)
     if objective.generates:
-        yield from _against_generation(spec)
+        yield from _against_lengths(spec)
     if objective.scores and spec.lora is not None and spec.lora.base_dtype == "nf4":
         yield "lora.base_dtype nf4 leaves a reward model no head to train; choose compute"
     if objective.scores and spec.lora is not None and not spec.lora.is_merged:
         yield "lora.is_merged is false, and the head of a reward model is none of an adapter's"
 
 
-def _against_generation(spec: TrainSpec) -> Iterator[str]:
+def _against_teacher(spec: TrainSpec) -> Iterator[str]:
+    """Yield what of a distillation does not go together."""
+    if spec.teacher is None:
+        yield (
+            "teacher is not given, and distillation learns its probabilities; name a folder, a "
+            "repository, or the model of an earlier job"
+        )
+    elif spec.teacher == spec.model and spec.lora is None:
+        yield "teacher is the model itself, from which nothing is learnt; name another"
+    if isinstance(spec.teacher, HubModel) and spec.teacher.weights == "gguf":
+        yield "teacher is a repository of GGUF files; name its original repository"
+    if spec.beta > 1.0:
+        yield (
+            f"beta is {spec.beta:g}, and of distillation it lies between 0, the forward KL "
+            "divergence, and 1, the reverse one"
+        )
+
+
+def _against_rewards(spec: TrainSpec) -> Iterator[str]:
     """Yield what of a reinforcement learning does not go together."""
     if not spec.reward_functions:
         yield "reward_functions is empty, and GRPO learns from rewards; name a function or a file"
@@ -814,6 +847,12 @@ def _against_generation(spec: TrainSpec) -> Iterator[str]:
             f"a step has {answers} answers (micro_batch_size times gradient_accumulation_steps), "
             f"which is no multiple of num_generations, {spec.num_generations}; change one of them"
         )
+    if spec.text_samples is not None and spec.text_samples.prompts:
+        yield "text_samples.prompts: GRPO shows answers to its own prompts; leave them out"
+
+
+def _against_lengths(spec: TrainSpec) -> Iterator[str]:
+    """Yield lengths of prompts and answers that do not go together."""
     if (rest := spec.sequence_length - spec.max_completion_length) < 1:
         yield (
             f"max_completion_length is {spec.max_completion_length}, and sequence_length "
@@ -824,8 +863,6 @@ def _against_generation(spec: TrainSpec) -> Iterator[str]:
             f"max_prompt_length is {spec.max_prompt_length}, and sequence_length leaves {rest} "
             "after max_completion_length; change one of them"
         )
-    if spec.text_samples is not None and spec.text_samples.prompts:
-        yield "text_samples.prompts: GRPO shows answers to its own prompts; leave them out"
 
 
 def _against_own(spec: TrainSpec) -> Iterator[str]:
@@ -848,7 +885,7 @@ def against_comparisons(data: TrainData) -> Iterator[str]:
         if form == "prompt":
             yield (
                 "data.format is prompt, which has no answers to learn; choose engine trl with "
-                "the objective grpo"
+                "the objective grpo or distillation"
             )
         elif form in COMPARED:
             yield (

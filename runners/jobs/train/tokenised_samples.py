@@ -84,7 +84,7 @@ class Renderer:
         if isinstance(sample, PromptSample):
             raise BadInputError(
                 f"{where}: it has a prompt and no answer, and no next token is learnt from it; "
-                "choose engine trl with the objective grpo"
+                "choose engine trl with the objective grpo or distillation"
             )
         if isinstance(sample, ChatSample):
             return self._chat(sample, where)

@@ -50,6 +50,13 @@ from runners.jobs.train.trl.policy import (
     reward_process,
 )
 from runners.jobs.train.trl.rewards import RewardProcess
+from runners.jobs.train.trl.teacher import (
+    check_vocabularies,
+    how_taught,
+    opened_teacher,
+    teacher_arguments,
+    teacher_digest,
+)
 from runners.jobs.weights import first_line
 from runners.jobspec import (
     ArtefactModel,
@@ -83,6 +90,7 @@ class Tuning:
     records: TrainingRecords
     course: Course
     notes: dict[str, str]
+    teacher: Path | None = None  # the folder of a distillation's teacher
     trainer: Any = None
     report: DataReport = field(init=False)
 
@@ -117,24 +125,29 @@ def _prepare(job: Job, spec: TrainSpec, stack: ExitStack) -> Tuning:
     """
     objective = OBJECTIVES[spec.objective]
     folder, source = _opened(job, spec)
+    teacher = opened_teacher(job, spec)
     job.emitter.phase("Checking the data")
     shutil.rmtree(job.scratch_dir(), ignore_errors=True)
     with open_source(job, source) as data:
         records = read_records(data, objective, job.scratch_dir() / "records.jsonl")
     inputs = {"training data": records.digest, "model": digest_of_model(spec.model, job.host_dir)}
-    inputs |= reward_files(job, spec)
+    inputs |= reward_files(job, spec) | teacher_digest(job, spec)
     state, notes = _resumed(job, inputs)
     device = pick_device()
     meter = PeakMeter(device)
     course = Course(job, spec, meter, state)
-    if objective.generates:
+    if objective.is_rewarded:
         rewards = reward_process(job, spec)
         stack.callback(rewards.close)
         samples = SampleReport(job, how_answered(spec))
         course = PolicyCourse(job, spec, meter, state, rewards=rewards, samples=samples)
     job.emitter.phase("Building the model")
     tokenizer = _tokenizer(folder, records)
-    tuning = Tuning(job, spec, objective, folder, tokenizer, device, records, course, notes)
+    if teacher is not None:
+        records.remarks += check_vocabularies(folder, tokenizer, teacher)
+    tuning = Tuning(
+        job, spec, objective, folder, tokenizer, device, records, course, notes, teacher
+    )
     trainer = tuning.trainer = _trainer(tuning)
     course.max_steps = spec.max_steps or _steps_of_an_epoch(spec, len(trainer.train_dataset))
     longest = spec.longest_prompt if objective.generates else spec.sequence_length
@@ -229,6 +242,8 @@ def _trainer(tuning: Tuning) -> Any:  # noqa: ANN401 - a class of the environmen
         own["peft_config"] = lora_config(spec.lora, scores=objective.scores)
     if tuning.rewards:
         own["reward_funcs"] = tuning.rewards.functions
+    if tuning.teacher is not None:
+        own["teacher_model"] = str(tuning.teacher)
     try:
         trainer = getattr(library, objective.trainer)(
             model=str(tuning.folder),
@@ -331,9 +346,11 @@ def arguments(
         for name in objective.options
         if name not in OURS
     }
-    if objective.generates:
+    if objective.is_rewarded:
         own["reward_weights"] = [each.weight for each in spec.reward_functions]
-    else:
+    if objective.has_teacher:
+        own |= teacher_arguments(spec, device)
+    if not objective.generates:
         own["max_length"] = spec.sequence_length
     if spec.samples.packing_strategy:
         own |= {"packing": True, "packing_strategy": spec.samples.packing_strategy}
@@ -371,7 +388,8 @@ OWN_NAMES = {
 }
 # Fields that our own code reads.
 OURS = frozenset({
-    "max_prompt_length", "reward_functions", "reward_timeout_seconds", "reward_memory_gib",
+    "max_prompt_length", "teacher", "reward_functions", "reward_timeout_seconds",
+    "reward_memory_gib",
 })  # fmt: skip
 
 
@@ -492,7 +510,7 @@ def _notes(tuning: Tuning) -> dict[str, str]:
         lengths = f"packed by TRL's {strategy} into {rows}; {HOW_PACKED[strategy]}"
     if objective.generates:
         lengths = (
-            f"{spec.num_generations} answers to a prompt; prompts of more than "
+            f"answers to a prompt: {spec.answers_per_prompt}; prompts of more than "
             f"{spec.longest_prompt} tokens are left out"
         )
     notes = {
@@ -507,7 +525,9 @@ def _notes(tuning: Tuning) -> dict[str, str]:
     }
     if tuning.records.remarks:
         notes["data_remarks"] = "; ".join(tuning.records.remarks)
-    if objective.generates:
+    if tuning.teacher is not None:
+        notes["teacher"] = how_taught(spec, tuning.teacher)
+    if objective.is_rewarded:
         rewards = (
             f"{each.path or 'built in'}: {each.function}, weight {each.weight:g}"
             for each in spec.reward_functions
@@ -521,7 +541,8 @@ def _notes(tuning: Tuning) -> dict[str, str]:
 
 def _card(tuning: Tuning, measured: Mapping[str, float], what: str = "Model") -> str:
     spec = tuning.spec
-    own = {name: getattr(spec, name).model_dump_json() for name in ("model", "data")}
-    settings = {**spec.model_dump(exclude=set(own)), **own}
+    named = {name: getattr(spec, name) for name in ("model", "data", "teacher")}
+    own = {name: each.model_dump_json() for name, each in named.items() if each is not None}
+    settings = {**spec.model_dump(exclude=set(named)), **own}
     sections = {"Settings": settings, "Figures": measured, "How it was measured": _notes(tuning)}
     return card_text(f"{what} trained by Slipway with TRL", sections)

@@ -37,6 +37,8 @@ DPO = {
     "checkpoint_every_seconds": 1e-6,
 }
 SFT = {"objective": "next_token"}
+FOLDER = FolderModel(path="large")
+TAUGHT = {"objective": "distillation", "teacher": FOLDER, "max_completion_length": 64}
 PACKED = {"samples": {"packing_strategy": "bfd"}}
 PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
 JUDGED = {"prompt": "q", "completion": "a", "label": True}
@@ -62,6 +64,13 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
         ({"objective": "kto", "micro_batch_size": 1}, "KTO compares the answers of a micro-batch"),
         ({"objective": "orpo", "preference_loss": "ipo"}, "preference_loss is no option"),
         ({"objective": "reward", "beta": 0.3}, "beta is no option of the objective reward"),
+        ({"teacher": FOLDER}, "teacher is no option of the objective dpo"),
+        (TAUGHT | {"teacher": None}, "teacher is not given, and distillation learns its"),
+        (TAUGHT | {"teacher": FolderModel(path="m")}, "teacher is the model itself"),
+        (TAUGHT | {"beta": 1.5}, "beta is 1.5, and of distillation it lies between 0"),
+        (TAUGHT | {"num_generations": 4}, "num_generations is no option of the objective dist"),
+        (TAUGHT | {"text_samples": {"every_steps": 9}}, "text_samples is an option of the engine"),
+        (TAUGHT | {"max_completion_length": 256}, "leaves no token for a prompt"),
         ({"keep_best": True}, "keep_best is an option of the engine slipway"),
         ({"samples": {"rows": "packed"}}, "name bfd, bfd_split or wrapped, or choose rows padded"),
         (PACKED, "gives each answer a row of its own; leave it out"),

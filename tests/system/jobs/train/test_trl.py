@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.train.tokenised_samples import DEFAULT_TEMPLATE
 from runners.jobspec import ArtefactModel, EvaluateSpec, FileData, FolderModel, TrainSpec
 from runners.jobspec.base import LoraOptions
-from runners.jobspec.objectives import OBJECTIVES
+from runners.jobspec.objectives import GENERATING, OBJECTIVES
 from runners.shared.config import HostDir
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.environments import build_environment
@@ -70,7 +71,7 @@ def records(name: str) -> list[dict[str, object]]:
             made.append({"messages": [_message("user", prompt), _message("assistant", good)]})
         elif name == "kto":
             made.append({"prompt": prompt, "completion": f" {good}", "label": number % 2 == 0})
-        elif name == "grpo":
+        elif name in GENERATING:
             made.append({"prompt": prompt, "answer": good})
         elif name == "reward":
             question = _message("user", prompt)
@@ -100,8 +101,12 @@ def model(host):
     tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(5)
     config = TINY_CONFIG | {"max_position_embeddings": LENGTH}
-    fresh_model(config, torch.float32).save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
+    wider = {"hidden_size": 2 * TINY_CONFIG["hidden_size"], "initializer_range": 0.1}
+    shapes = {"tiny-llama": {}, "tiny-teacher": wider, "unlike-teacher": {"vocab_size": 640}}
+    for name, changes in shapes.items():
+        place = str(folder.parent / name)
+        fresh_model(config | changes, torch.float32).save_pretrained(place)
+        tokenizer.save_pretrained(place)
     for name in OBJECTIVES:
         lines = "".join(f"{json.dumps(each)}\n" for each in records(name))
         (folder.parent / f"{name}.jsonl").write_text(lines)
@@ -124,7 +129,7 @@ def training(model: FolderModel, objective: str, **changes: object) -> TrainSpec
         "compute_dtype": "fp32",
         "seed": SEED,
     }
-    own = GRPO if objective == "grpo" else {}
+    own = {"grpo": GRPO, "distillation": DISTILLATION}.get(objective, {})
     return TrainSpec.model_validate({**fields, **own, **changes})
 
 
@@ -177,6 +182,15 @@ GRPO = {
     "reward_functions": ({"path": "mine.py", "function": "even"},),
     "text_samples": {"every_steps": 10},
 }
+DISTILLATION = {
+    "micro_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "max_completion_length": 12,
+    "learning_rate": 1e-2,
+    "temperature": 0.9,
+    "beta": 0.5,
+    "teacher": FolderModel(path="tiny-teacher"),
+}
 METRICS = {
     "next_token": ("entropy",),
     "dpo": (*USUAL, "logps/chosen", "logps/rejected"),
@@ -194,6 +208,7 @@ METRICS = {
         "reward_seconds",
         "update_seconds",
     ),
+    "distillation": ("entropy", "completions/mean_length", "completions/clipped_ratio"),
 }
 
 
@@ -210,6 +225,14 @@ def killed_and_resumed(host, spec: TrainSpec, name: str):
 
 def of_trl(host, python: Path, objective: str) -> list[float]:
     """Return the losses of TRL's script with the options of ``training``."""
+    if objective == "distillation":
+        names = ("beta", "temperature", "max_completion_length", "gradient_accumulation_steps")
+        return of_trl_itself(
+            host, python, objective, batch=DISTILLATION["micro_batch_size"],
+            learning_rate=DISTILLATION["learning_rate"],
+            lengths={name: DISTILLATION[name] for name in names},
+            teacher=str(host.path / "models" / "tiny-teacher"),
+        )  # fmt: skip
     if objective != "grpo":
         return of_trl_itself(host, python, objective)
     lengths = {name: GRPO[name] for name in ("num_generations", "max_completion_length")}
@@ -290,6 +313,26 @@ def test_rewards_rise_and_answers_are_shown_and_a_wrong_function_ends_the_job(ho
     ended = host.run("trl-wrong-rewards", spec)
     assert ended.returncode == 3
     assert "reward function even: it returned 1 rewards for 32 completions" in ended.stderr
+
+
+def test_a_teacher_with_another_vocabulary_or_other_tokens_ends_the_job_by_its_name(
+    host, python, model
+):
+    other = host.path / "models" / "renamed-teacher"
+    shutil.copytree(other.parent / "tiny-teacher", other)
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    ids = tokens["model"]["vocab"]
+    one, two = sorted(ids, key=ids.__getitem__)[-2:]
+    ids[one], ids[two] = ids[two], ids[one]
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    size = TINY_CONFIG["vocab_size"]
+    for name, said in (
+        ("unlike-teacher", f"has 640 tokens in its vocabulary (vocab_size), and tiny-llama has {size}"),
+        ("renamed-teacher", "has another tokenizer than tiny-llama: 2 ids stand for other"),
+    ):  # fmt: skip
+        spec = training(model, "distillation", teacher=FolderModel(path=name))
+        ended = host.run(f"trl-{name}", spec)
+        assert (ended.returncode, said in ended.stderr) == (3, True), ended.stderr
 
 
 def test_lora_has_the_losses_of_trls_own_script_and_its_model_is_evaluated(host, python, model):

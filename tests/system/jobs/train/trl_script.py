@@ -1,4 +1,4 @@
-"""TRL's own scripts of six objectives, as its documentation writes them: python FILE ARGUMENTS.
+"""TRL's own scripts of its objectives, as its documentation writes them: python FILE ARGUMENTS.
 
 The arguments as JSON: model, data, objective, steps, seed and others of the config. The losses go
 to stdout as JSON.
@@ -20,6 +20,7 @@ PAIRS = {
     "orpo": (orpo.ORPOTrainer, orpo.ORPOConfig),
     "reward": (trl.RewardTrainer, trl.RewardConfig),
     "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
+    "distillation": (trl.DistillationTrainer, trl.DistillationConfig),
 }
 
 
@@ -50,6 +51,8 @@ def main() -> None:
         own["peft_config"] = config
     if path := given.get("rewards"):
         own["reward_funcs"] = [runpy.run_path(path)["even"]]
+    if teacher := given.get("teacher"):
+        own["teacher_model"] = teacher
     trainer = trainer_class(
         model=given["model"],
         args=args,
