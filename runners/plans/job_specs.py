@@ -125,7 +125,9 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
     if trainer == TRL:
         _refuse_pins_of_trl(document)
         _refuse_other_generator(best)
-    return train_spec(values, model, best, case.shape, case.uploads, trainer=trainer)
+    return train_spec(
+        values, model, best, case.shape, case.uploads, trainer=trainer, teacher=case.teacher
+    )
 
 
 def _refuse_pins_of_trl(document: PlanDocument) -> None:

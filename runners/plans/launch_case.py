@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, NamedAdapter, UploadedData
+from runners.jobspec.base import StoredModel
 
 
 class DraftModel(NamedTuple):
@@ -26,7 +27,7 @@ class LaunchCase:
     whether the model is known to have no GGUF file. ``uploads``: the uploaded files that the
     document names, by id. ``draft_models`` and ``adapters``: those on the host that go with the
     model. ``key_hashes``: of the endpoint's keys. ``config``: of the model, as far
-    as its config.json is known.
+    as its config.json is known. ``teacher``: of a distillation.
     """
 
     best: PlannedStrategy
@@ -41,3 +42,4 @@ class LaunchCase:
     adapters: tuple[NamedAdapter, ...] = ()
     key_hashes: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    teacher: StoredModel | None = None

@@ -162,6 +162,7 @@ OBJECTIVES: Mapping[Key, str] = {
     "orpo": "ORPO: a chosen above a rejected answer, without a reference",
     "reward": "Reward model: a score that ranks a chosen above a rejected answer",
     "grpo": "GRPO: its own answers to prompts, scored by reward functions",
+    "distillation": "Distillation: a teacher's probabilities of its own answers to prompts",
 }
 METHOD_NAMES: Mapping[str, str] = {
     "pretrain": "all weights",

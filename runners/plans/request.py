@@ -57,7 +57,8 @@ class Surroundings:
     ``model``: a name of the catalog, or a Hugging Face config. ``cluster``: of the host or pool,
     as measured; None for catalog hardware, which the document describes. ``runs_jobs``: whether
     the host starts jobs. ``is_pool``: whether the cluster is a pool's. ``calibration``: the
-    host's factors of the planner, if it has any.
+    host's factors of the planner, if it has any. ``teacher``: of a distillation, as ``model``;
+    None for the catalog's model of the name in the document.
     """
 
     model: str | dict[str, Any]
@@ -65,6 +66,7 @@ class Surroundings:
     runs_jobs: bool = False
     is_pool: bool = False
     calibration: HostCalibration | None = None
+    teacher: str | dict[str, Any] | None = None
 
 
 def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanRequest:
@@ -80,7 +82,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
             model=_model(document, surroundings),
             repository=stated_repository(document.model),
             cluster=surroundings.cluster or catalog_cluster(document.hardware),
-            workload=workload_of(document),
+            workload=workload_of(document, surroundings.teacher),
             engine=chosen_engine(document)
             or default_engine(
                 document.goal,
@@ -147,8 +149,8 @@ def _memory_limit(hardware: HardwareChoice) -> dict[str, Bound]:
 # The workload in the planner's fields.
 
 
-def workload_of(document: PlanDocument) -> Workload:
-    """Return the planner's workload of a document."""
+def workload_of(document: PlanDocument, teacher: str | dict[str, Any] | None = None) -> Workload:
+    """Return the planner's workload of a document; ``teacher``: of its distillation."""
     values = document.workload
     if isinstance(values, ServeWork):
         return _serve(values, document.latency_target)
@@ -156,7 +158,7 @@ def workload_of(document: PlanDocument) -> Workload:
         return GenerateWorkload(**values.fields_of(GenerateWorkload))
     if isinstance(values, CompressWork):
         return _compress(values)
-    return _train(values)
+    return _train(values, teacher)
 
 
 def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
@@ -166,7 +168,7 @@ def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
     )
 
 
-def _train(values: PretrainWork) -> TrainWorkload:
+def _train(values: PretrainWork, teacher: str | dict[str, Any] | None) -> TrainWorkload:
     method = values.method if isinstance(values, FinetuneWork) else "pretrain"
     is_adapter = method in TRAININGS and TRAININGS[method].adapter_base is not None
     return TrainWorkload(
@@ -178,7 +180,7 @@ def _train(values: PretrainWork) -> TrainWorkload:
         lora_rank=values.lora_rank if isinstance(values, FinetuneWork) and is_adapter else None,
         tokens=values.tokens,
         length_schedule=stages_of(values) if values.tokens else None,
-        **_objective_of(values),
+        **_objective_of(values, teacher),
     )
 
 
@@ -190,15 +192,21 @@ COSTED_OF_GRPO = (  # under the same names in the planner
     "num_iterations",
     "generator",
 )
+COSTED_OF_DISTILLATION = ("max_completion_length", "max_prompt_length", "generator")
 
 
-def _objective_of(values: PretrainWork) -> dict[str, Any]:
+def _objective_of(values: PretrainWork, teacher: str | dict[str, Any] | None) -> dict[str, Any]:
     """Return what a fine-tuning's loss compares; a pre-training's is supervised."""
     if not isinstance(values, FinetuneWork):
         return {}
-    names = (*COSTED, *COSTED_OF_GRPO) if values.is_rewarded else COSTED
-    fields = {name: getattr(values, name) for name in names}
-    return fields | ({"beta": values.beta or 0.0} if values.is_rewarded else {})
+    fields = {name: getattr(values, name) for name in COSTED}
+    if values.is_rewarded:
+        fields |= {name: getattr(values, name) for name in COSTED_OF_GRPO}
+        return fields | {"beta": values.beta or 0.0}
+    if values.generates:
+        fields |= {name: getattr(values, name) for name in COSTED_OF_DISTILLATION}
+        return fields | {"teacher_model": teacher or values.teacher_model.strip()}
+    return fields
 
 
 def _compress(values: CompressWork) -> CompressWorkload:
@@ -227,7 +235,7 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
         pins = {**_pinned_by_options(values), **pins}
         if surroundings.runs_jobs:
             _refuse_contradiction(Strategy(**pins), options)
-            if isinstance(values, FinetuneWork) and values.is_rewarded:
+            if isinstance(values, FinetuneWork) and values.generates:
                 pins["rollout"] = _rollout_of_jobs(document.pins.rollout)
     if not surroundings.runs_jobs:  # TRL itself trains on several devices, its jobs here on one
         options.pop("engine", None)

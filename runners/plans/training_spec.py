@@ -14,7 +14,7 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from runners.jobspec.base import PackingStrategy, TextSamples
+from runners.jobspec.base import PackingStrategy, StoredModel, TextSamples
 from runners.jobspec.objectives import OBJECTIVES, TRL, TrainEngine
 from runners.jobspec.train import USUAL_LEARNING_RATES, against_comparisons
 from runners.plans.methods import CLASSIFICATION, TRAININGS
@@ -41,8 +41,11 @@ def train_spec(
     uploads: Uploads | None = None,
     *,
     trainer: TrainEngine,
+    teacher: StoredModel | None = None,
 ) -> TrainSpec:
     """Return the job spec of a training, without its data; of one by TRL with them.
+
+    ``teacher``: whose probabilities a distillation learns.
 
     Raises:
         DraftProblem: the trainer does not support the document.
@@ -69,6 +72,7 @@ def train_spec(
     if fields.get("engine") == TRL:
         _refuse_copies(best)
         data = data_fields(values, uploads or {})
+        fields["teacher"] = teacher
         fields = _of_trl(values, fields) | _rows_of_trl(data, _packing_of(values, best))
         return _validated(fields, "data_source")
     if values.learning_rate is None and isinstance(model, HubModel | FolderModel):

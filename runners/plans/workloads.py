@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from planner.specs.base import BadRequestError, refuse
-from planner.specs.on_policy import Generator
+from planner.specs.on_policy import ON_POLICY_OBJECTIVES, Generator
 from planner.specs.units import MINUTE
 from planner.specs.workload import (
     PREFERENCE_METHODS,
@@ -566,22 +566,32 @@ class TunedWork(PretrainWork):
         ge=1,
         le=1024,
     )
-    objective: TrainObjective | Literal["grpo"] = field(
+    objective: TrainObjective = field(
         "supervised",
         "Training objective",
         "All but supervised train by LoRA, QLoRA or in full; a batch counts records: pairs of "
-        "answers, for KTO single ones, for GRPO prompts",
+        "answers, for KTO single ones, for GRPO and distillation prompts",
         choices=OBJECTIVES,
     )
 
 
 of_grpo = partial(field, only_for={"objective": ("grpo",)})
 finer_of_grpo = partial(of_grpo, group=REWARDED)
+of_answers = partial(field, only_for={"objective": tuple(sorted(ON_POLICY_OBJECTIVES))})
+finer_of_answers = partial(of_answers, group=REWARDED)
 
 
 class RewardedWork(TunedWork):
-    """The options of GRPO: answers to prompts, and the rewards that they are compared by."""
+    """The options of GRPO and distillation: answers to prompts, and what they are learnt by."""
 
+    teacher_model: str = field(
+        "",
+        "Teacher",
+        "A larger model with the same tokenizer, by its name in the catalog, or the name or id of "
+        "a model of the team: of a job, a folder or a repository",
+        only_for={"objective": ("distillation",)},
+        max_length=200,
+    )
     reward_function: str = of_grpo(
         "",
         "Reward functions",
@@ -597,22 +607,26 @@ class RewardedWork(TunedWork):
         ge=2,
         le=1024,
     )
-    max_completion_length: int = of_grpo(
+    max_completion_length: int = of_answers(
         256,
         "Longest answer",
         "Tokens; an answer that reaches it is cut",
         ge=1,
         le=1_000_000,
     )
-    max_prompt_length: int | None = finer_of_grpo(
+    max_prompt_length: int | None = finer_of_answers(
         None,
         "Longest prompt",
         "Tokens; longer ones are left out. Empty: what the sequence length leaves",
         ge=1,
         le=1_000_000,
     )
-    temperature: float = finer_of_grpo(
-        1.0, "Temperature", "At which answers are drawn", gt=0.0, le=5.0
+    temperature: float = finer_of_answers(
+        1.0,
+        "Temperature",
+        "At which answers are drawn; of distillation also that of the compared probabilities",
+        gt=0.0,
+        le=5.0,
     )
     num_iterations: int = finer_of_grpo(
         1,
@@ -621,7 +635,7 @@ class RewardedWork(TunedWork):
         ge=1,
         le=64,
     )
-    generator: Generator | None = finer_of_grpo(
+    generator: Generator | None = finer_of_answers(
         None,
         "Devices that generate",
         "Jobs generate with the trained weights, in the training's own process (transformers). "
@@ -645,7 +659,7 @@ class RewardedWork(TunedWork):
 
     @model_validator(mode="after")
     def _can_be_rewarded(self) -> Self:
-        """Refuse rewards and lengths that GRPO cannot learn with."""
+        """Refuse rewards that GRPO cannot learn with."""
         if not self.is_rewarded:
             return self
         try:
@@ -657,6 +671,23 @@ class RewardedWork(TunedWork):
                 "reward_function",
                 f"GRPO learns from rewards. Name a function ({', '.join(BUILT_IN)}), or a file.",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> Self:
+        if self.objective == "distillation" and not self.teacher_model.strip():
+            refuse(
+                "teacher_model",
+                "Distillation learns a teacher's probabilities. Name a larger model with the same "
+                "tokenizer: of the catalog, or of your team.",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_have_room(self) -> Self:
+        """Refuse lengths of prompts and answers that are no sequence."""
+        if not self.generates:
+            return self
         room = self.sequence_length - self.max_completion_length
         if room < 1:
             refuse(
@@ -678,8 +709,13 @@ class RewardedWork(TunedWork):
         return self.objective == "grpo"
 
     @property
+    def generates(self) -> bool:
+        """Return whether the model learns from its own answers."""
+        return self.objective in ON_POLICY_OBJECTIVES
+
+    @property
     def longest_prompt(self) -> int:
-        """Return how many tokens a prompt that GRPO answers may have."""
+        """Return how many tokens a prompt that is answered may have."""
         return self.max_prompt_length or self.sequence_length - self.max_completion_length
 
     @property
@@ -700,8 +736,9 @@ class FinetuneWork(RewardedWork):
         None,
         "Beta",
         "How strongly answers are held to the reference; of ORPO the weight of its odds ratio. "
-        "Empty: 0.1, of GRPO 0, which needs no reference",
-        only_for={"objective": ("dpo", "kto", "orpo", "grpo")},
+        "Empty: 0.1, of GRPO 0, which needs no reference. Of distillation the divergence from the "
+        "teacher, from 0 (forward KL) to 1 (reverse KL, if empty)",
+        only_for={"objective": ("dpo", "kto", "orpo", "grpo", "distillation")},
         ge=0.0,
         le=100.0,
         group="",
@@ -756,6 +793,12 @@ class FinetuneWork(RewardedWork):
                 "objective",
                 f"The method {TRAININGS[self.method].name} has no objective but supervised. "
                 "Choose LoRA, QLoRA or all weights.",
+            )
+        if self.objective == "distillation" and (self.beta or 0.0) > 1.0:
+            refuse(
+                "beta",
+                f"Beta is {self.beta:g}, and of distillation it lies between 0, the forward KL "
+                "divergence, and 1, the reverse one.",
             )
         if self.objective != "supervised" and self.length_schedule == "grow":
             refuse(

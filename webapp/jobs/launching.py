@@ -76,6 +76,7 @@ from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of, usual_points
 from webapp.plans.repositories import at_a_commit, hub_of
 from webapp.plans.saving import draft_begun_from, is_unchanged
+from webapp.plans.teachers import teacher_ref
 from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
 from webapp.plans.verdict import closest_miss
 
@@ -140,6 +141,7 @@ RANDOM_WEIGHTS = (
     "real, the text and its perplexity are not."
 )
 DOWNLOAD = " First it downloads what its cache lacks of {}, a repository of the Hub."
+TEACHER_DOWNLOAD = " It downloads what its cache lacks of the teacher, {}."
 DOWNLOAD_OF = " First it downloads about {1} of {0}, a repository of the Hub{2}."
 IN_CACHE = " {} is in this host's cache: nothing is downloaded."
 IN_CACHE_BEFORE = " {} is in this host's cache; if it has changed since, that is downloaded first."
@@ -159,6 +161,8 @@ def launch_description(spec: ModelSpec, download: str = "") -> str:
             objective = OBJECTIVES[spec.objective]
             text = EXPLANATIONS["trl"].format(objective.trainer, _saved_by_trl(spec))
         text = text.replace("its own text", text_words(spec.data))
+    if isinstance(spec, TrainSpec) and isinstance(spec.teacher, HubModel):
+        text += TEACHER_DOWNLOAD.format(spec.teacher.repository)
     if isinstance(spec.model, HubModel):
         return text + (download or DOWNLOAD.format(spec.model.repository))
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
@@ -397,6 +401,9 @@ class LaunchContext:
             adapters=self.adapters if launch.adapters or launch.adapter else (),
             key_hashes=key_hashes,
             config=self.config,
+            teacher=teacher_ref(
+                self.question.document, self.question.teacher, self.host, self.question.pool
+            ),
         )
 
 

@@ -28,6 +28,7 @@ from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, HostState, Pool
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
+from webapp.plans.teachers import teacher_config, team_teacher
 
 UNREADY = frozenset({HostState.RETIRED, HostState.PENDING})  # not offered to plan for
 
@@ -40,6 +41,7 @@ class Question(NamedTuple):
     host: Host | None
     team_model: TeamModel | None
     pool: Pool | None = None  # ``host`` is then representative of the pool
+    teacher: TeamModel | None = None  # of a distillation, if it is the team's
 
     @property
     def shape(self) -> ModelSpec | None:
@@ -49,8 +51,9 @@ class Question(NamedTuple):
 
     @property
     def is_bound(self) -> bool:
-        """Return whether the model's weights exist only on this host of a pool."""
-        return self.team_model is not None and self.team_model.host_id is not None
+        """Return whether the weights of model or teacher exist only on this host of a pool."""
+        named = (self.team_model, self.teacher)
+        return any(each is not None and each.host_id is not None for each in named)
 
 
 class Shared(NamedTuple):
@@ -156,9 +159,10 @@ def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
     """
     rows = rows or NamedRows(plan.document, plan)
     document, host, shared = rows.document, rows.host, rows.shared
-    team_model = rows.team_model
+    team_model, teacher = rows.team_model, team_teacher(document, plan.team)
     if shared is not None:
-        holder = team_model.host_id if team_model else None  # of the model's weights
+        named = [each.host_id for each in (team_model, teacher) if each]
+        holder = next(filter(None, named), None)  # of the model's weights, or the teacher's
         host = next((each for each in shared.hosts if each.pk == holder), shared.hosts[0])
     with naming_the_field():
         surroundings = Surroundings(
@@ -167,9 +171,11 @@ def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
             runs_jobs=host is not None and host.kind in RUNS_JOBS,
             is_pool=shared is not None,
             calibration=_calibration(host, plan),
+            teacher=teacher_config(teacher),
         )
     request = request_of(document, surroundings)
-    return Question(document, request, host, team_model, shared.pool if shared else None)
+    pool = shared.pool if shared else None
+    return Question(document, request, host, team_model, pool, teacher)
 
 
 def draft_shape(plan: Plan) -> ModelSpec | None:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import cache
 
 import pytest
+from pydantic import ValidationError
 
 from planner import api
 from planner.catalog.models import find_model
@@ -21,6 +22,7 @@ from runners.jobspec import (
     FolderModel,
     HostText,
     HubData,
+    HubModel,
     MixedData,
     NamedAdapter,
     RandomModel,
@@ -28,6 +30,7 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import TextSamples
 from runners.jobspec.engines import with_feature
+from runners.jobspec.references import hub_references
 from runners.plans.document import PLANS, PlanDocument, RopeScaling
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError
@@ -373,6 +376,27 @@ def test_an_objective_is_trained_by_trl_with_its_usual_rate_and_batch():
         assert differs(spec, expected | {"engine": "trl", "layout": None}) == {}, workload
         assert spec.data == FileData(path="a.jsonl")
     assert spec_for("finetune", PREFERENCES | {"objective": "supervised"}).engine == "slipway"
+
+
+TAUGHT = PREFERENCES | {"objective": "distillation", "teacher_model": "acme/large"}
+
+
+def test_a_distillation_has_the_teacher_that_its_name_stands_for_and_trls_defaults():
+    large = HubModel(repository="acme/large")
+    given = case("finetune", teacher=large)
+    spec = spec_for("finetune", TAUGHT, given=given)
+    expected = {"teacher": large, "beta": 1.0, "temperature": 1.0, "prompts_per_step": 16}
+    assert differs(spec, expected | {"learning_rate": 1e-5, "text_samples": None}) == {}
+    stated = {"beta": 0.5, "temperature": 0.9, "max_completion_length": 64}
+    assert differs(spec_for("finetune", TAUGHT | stated, given=given), stated) == {}
+    assert hub_references(spec)[-1] == large  # what the host downloads before the job
+    for workload, said in (
+        ({"teacher_model": " "}, "Distillation learns a teacher's probabilities"),
+        ({"beta": 1.5}, "Beta is 1.5, and of distillation it lies between 0"),
+        ({"max_completion_length": 2048}, "leaves none for a prompt"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            spec_for("finetune", TAUGHT | workload, given=given)
 
 
 def test_a_micro_batch_of_trl_divides_the_batch_and_has_what_the_loss_needs():

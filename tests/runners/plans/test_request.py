@@ -82,6 +82,13 @@ def test_the_workload_of_each_goal_is_the_planners():
             {"objective": "grpo", "global_batch_size": 12, "num_generations": 4}
             | {"max_prompt_length": 100, "max_completion_length": 28, "beta": 0.0},
         ),
+        (
+            "finetune",
+            {"objective": "distillation", "teacher_model": " Qwen/Qwen3-8B ", "beta": 0.5}
+            | {"global_batch_size": 3, "max_completion_length": 28, "generator": "colocated"},
+            {"objective": "distillation", "teacher_model": "Qwen/Qwen3-8B", "beta": 0.0}
+            | {"global_batch_size": 3, "max_completion_length": 28, "generator": "colocated"},
+        ),
         ("finetune", {"objective": "reward"}, {"sequences_per_record": 2, "method": "lora"}),
         ("pretrain", {}, {"method": "pretrain", "lora_rank": None, "tokens": None}),
         (

@@ -112,7 +112,8 @@ def spec_for(document, **sizes) -> TrainSpec:
     is_encoder = document.workload.method == "classification"
     shape = SimpleNamespace(is_encoder=is_encoder)
     folder, trainer = FolderModel(path="model"), trainer_of(document)
-    return train_spec(document.workload, folder, best, shape, trainer=trainer)
+    teacher = FolderModel(path="teacher") if document.workload.teacher_model else None
+    return train_spec(document.workload, folder, best, shape, trainer=trainer, teacher=teacher)
 
 
 def choices_of(field) -> list:
@@ -133,8 +134,9 @@ def complete(name: str, value) -> dict:
     }
     if name == "objective" and value != "supervised":
         rewards = {"reward_function": "exact_match", "max_completion_length": 64}
-        rewards = rewards if value == "grpo" else {}
-        return {name: value, "data_source": "file", "data_path": "a.jsonl", **rewards}  # TRL's
+        taught = {"teacher_model": "Qwen/Qwen3-8B", "max_completion_length": 64}
+        own = {"grpo": rewards, "distillation": taught}.get(value, {})
+        return {name: value, "data_source": "file", "data_path": "a.jsonl", **own}  # TRL's
     if name == "precompute_reference" and value:
         return {name: value} | complete("objective", "dpo")
     return {name: value} | (needed.get(value, {}) if name == "data_source" else {})
@@ -171,7 +173,7 @@ def test_sizes_that_an_option_excludes_are_refused_in_the_wizard_as_by_the_train
         says = "does not run what is fixed on the step" in by_wizard
         assert says == bool(by_trainer), (name, value, by_trainer, by_wizard)
         refused |= {(name, value)} if says else set()
-    assert ("objective", "dpo") in refused
+    assert {("objective", "dpo"), ("objective", "distillation")} <= refused
     assert ("compiled", True) in refused
     assert ("compute_dtype", "fp8") in refused or "zero_stage" in fixed
 

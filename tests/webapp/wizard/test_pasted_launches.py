@@ -41,8 +41,11 @@ GRPO = (
     "--max_prompt_length 64 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
     "--reward_funcs think_format_reward"
 )
+TAUGHT = "trl distillation --model_name_or_path acme/tiny --max_completion_length 32 "
 REFUSED = {
     GRPO: ("a data set of the Hub",),
+    f"{TAUGHT} --per_device_train_batch_size 4 --teacher_model_name_or_path acme/large "
+    "--max_prompt_length 64": ("teacher acme/large", "to the models of your team"),
     "python -m sglang.launch_server --model-path acme/tiny --context-length 512": (
         "runs on NVIDIA GPUs",
         "reports none",
