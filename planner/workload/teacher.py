@@ -28,9 +28,9 @@ def teacher_of(workload: TrainWorkload) -> ModelSpec | None:
     Raises:
         UnknownModelError: the catalog has no such model.
     """
-    given = workload.teacher_model
-    if not workload.is_distilled or given is None or isinstance(given, ModelSpec):
-        return given if isinstance(given, ModelSpec) else None
+    given = workload.teacher_model if workload.is_distilled else None
+    if given is None or isinstance(given, ModelSpec):
+        return given
     if not isinstance(given, str):
         return model_from_config(given, str(given.get("_name_or_path") or "custom"))
     try:

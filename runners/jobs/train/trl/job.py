@@ -149,7 +149,10 @@ def _prepare(job: Job, spec: TrainSpec, stack: ExitStack) -> Tuning:
         job, spec, objective, folder, tokenizer, device, records, course, notes, teacher
     )
     trainer = tuning.trainer = _trainer(tuning)
-    course.max_steps = spec.max_steps or _steps_of_an_epoch(spec, len(trainer.train_dataset))
+    of_an_epoch = _steps_of_an_epoch(spec, len(trainer.train_dataset))
+    course.max_steps = spec.max_steps or of_an_epoch
+    if objective.generates:
+        _keep_order(trainer, state.step // of_an_epoch)
     longest = spec.longest_prompt if objective.generates else spec.sequence_length
     tuning.report = data_report(
         objective,
@@ -398,6 +401,22 @@ def _steps_of_an_epoch(spec: TrainSpec, num_rows: int) -> int:
         return max(1, num_rows // spec.prompts_per_step) * spec.num_iterations
     rows_a_step = spec.micro_batch_size * spec.gradient_accumulation_steps
     return max(1, -(-num_rows // rows_a_step))
+
+
+def _keep_order(trainer: Any, epochs: int) -> None:  # noqa: ANN401 - TRL's trainer
+    """Let a resumed training read its prompts in the order that an uninterrupted one has.
+
+    TRL's sampler of prompts draws an order for each epoch, and a checkpoint has no state of it.
+    """
+    sampler_of = trainer._get_train_sampler  # noqa: SLF001 - no public name
+
+    def resumed(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - TRL's sampler
+        sampler = sampler_of(*args, **named)
+        for _ in range(epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    trainer._get_train_sampler = resumed  # noqa: SLF001
 
 
 def _remove_printing(trainer: Any) -> None:  # noqa: ANN401 - TRL's trainer
