@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,10 @@ class Trial:
         monkeypatch.setattr(slurm_commands, "run", lambda *words: self.ran.append(words) or "")
         monkeypatch.setattr(slurm_commands, "ended_job", lambda _: self.ended)
         cluster.is_holding = dashboard.is_holding = True
+        minutes = count(step=60.0)  # between two looks: nothing has to wait
         launchers: dict[str, Callable[[], Launcher]] = {
             "Plain host": lambda: LocalLauncher("boot"),
-            "Slurm": lambda: SlurmLauncher(SlurmConfig(max_jobs=3)),
+            "Slurm": lambda: SlurmLauncher(SlurmConfig(max_jobs=3), clock=minutes.__next__),
             "Kubernetes": lambda: KubernetesLauncher(KubernetesConfig.model_validate(CLUSTER)),
             "Ray": lambda: RayLauncher(RayConfig(address=dashboard.address)),
         }
