@@ -114,7 +114,8 @@ class StreamConsumer:
         """
         try:
             self._refresh_hosts()
-            if not self._hosts:
+            if not self._hosts:  # before the first one is enrolled
+                time.sleep(REST_MS / 1000)
                 return 0
             if self._needs_recovery:
                 self._recover()
