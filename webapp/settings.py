@@ -28,6 +28,7 @@ from webapp.core.site_settings import (
     gateways,
     public_hosts,
     public_site,
+    read_secret_files,
     redis_url,
     secret_key,
     syslog_address,
@@ -35,6 +36,7 @@ from webapp.core.site_settings import (
 from webapp.core.time_zones import time_zone
 
 django_stubs_ext.monkeypatch()
+read_secret_files(os.environ)
 _collector = collector_start(syslog_address(os.environ))
 configure_logs(_collector)
 LOGGING = fault_logging(_collector)

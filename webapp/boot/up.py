@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -121,9 +121,10 @@ def bound_host(host: str, port: int) -> str:
     return ""
 
 
-def check_variables(variables: Mapping[str, str]) -> None:
-    """Raise a problem if a variable of the site cannot be used, before anything starts."""
+def check_variables(variables: MutableMapping[str, str]) -> None:
+    """Read secrets in files; raise a problem if a variable of the site cannot be used."""
     try:
+        site_settings.read_secret_files(variables)
         site_settings.check(variables)
     except SettingError as error:
         raise console.Problem(f"{error}", "Correct the variable and start again.") from error

@@ -7,6 +7,7 @@ the next gateway has loaded and relieves it (``--after``), or ``up`` ends.
 """
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -36,14 +38,10 @@ def main(arguments: list[str]) -> int:
     give_back_memory()  # before threads get their malloc arenas
     sockets = [socket.socket(fileno=int(each)) for each in options.sockets.split(",")]
     side = Side(Channel(socket.socket(fileno=options.channel)), options.gateway)
-    config = uvicorn.Config(
+    config = config_of(
         options.application,
-        http=partial(SharedProtocol, side=side),  # type: ignore[arg-type]  # makes protocols as a class
-        **WEBSOCKETS,
-        access_log=False,
-        proxy_headers=bool(options.proxies),
-        forwarded_allow_ips=options.proxies or None,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        partial(SharedProtocol, side=side),  # type: ignore[arg-type]  # makes protocols as a class
+        options.proxies,
     )
     config.load()
     logging.getLogger("uvicorn.access").propagate = False  # which Django's set-up reset
@@ -51,6 +49,22 @@ def main(arguments: list[str]) -> int:
         return _serve(config, side, sockets)
     freeze_loaded()
     return _serve_in_forks(config, side, sockets, options.after)
+
+
+def config_of(
+    application: str, http: type[asyncio.Protocol], proxies: str, **others: Any
+) -> uvicorn.Config:
+    """Return the server's settings; headers of ``proxies``, with commas, are believed."""
+    return uvicorn.Config(
+        application,
+        http=http,
+        **WEBSOCKETS,
+        access_log=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies or None,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        **others,
+    )
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -9,7 +9,7 @@ import base64
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -661,6 +661,44 @@ def breached_passwords(variables: Mapping[str, str]) -> str:
             "https://api.pwnedpasswords.com."
         ) from None
     return str(path)
+
+
+# Secrets in files: those of containers, and credentials of systemd.
+
+
+FILE_SUFFIX = "_FILE"
+LONGEST_SECRET_BYTES = 64 * 1024
+IN_FILES = (
+    "DATABASE_URL", "REDIS_URL", "SLIPWAY_HOST_REDIS_URL", KEY_VARIABLE, SECRETS_VARIABLE,
+    "SLIPWAY_EMAIL_URL", HUB_TOKEN, "MODELSCOPE_API_TOKEN",
+)  # fmt: skip
+
+
+def read_secret_files(variables: MutableMapping[str, str]) -> None:
+    """Replace each ``NAME_FILE`` by ``NAME`` with the text of that file, for every secret.
+
+    Raises:
+        SettingError: ``NAME`` is set as well, or the file cannot be used; shows nothing of it.
+    """
+    for name in IN_FILES:
+        by_file = f"{name}{FILE_SUFFIX}"
+        path = named_file(variables, by_file)
+        if path is None:
+            continue
+        if variables.get(name, "").strip():
+            raise SettingError(f"{by_file} is {path!r}, and {name} is set as well: unset one.")
+        try:
+            with Path(path).open("rb") as file:
+                text = file.read(LONGEST_SECRET_BYTES + 1).decode("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            text = ""
+        if not text or "\0" in text or len(text.encode()) > LONGEST_SECRET_BYTES:
+            raise SettingError(
+                f"{by_file} is {path!r}, whose content is no value: give a file with the text of "
+                f"{name}, in UTF-8 and of 1 to {LONGEST_SECRET_BYTES:,} bytes."
+            )
+        variables[name] = text
+        del variables[by_file]
 
 
 # The Hub, which the site asks for models by name.
