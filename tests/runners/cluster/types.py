@@ -1,4 +1,4 @@
-"""The fields of a Job and of what it holds, in three releases of Kubernetes.
+"""The fields of a Job and of what our chart has, in three releases of Kubernetes.
 
 ``types.json`` is read from the classes of the official clients, which are generated from each
 release's OpenAPI document: ``python -m tests.runners.cluster.types FOLDER...`` remakes it from
@@ -10,17 +10,25 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_suffix(".json")
 ROOT = "V1Job"
+# Kinds of the chart (``tests/system/deploy``), and a Job.
+ROOTS = (
+    ROOT, "V1ClusterRole", "V1ClusterRoleBinding", "V1Deployment", "V1Ingress", "V1NetworkPolicy",
+    "V1PersistentVolumeClaim", "V1PodDisruptionBudget", "V1Role", "V1RoleBinding", "V1Secret",
+    "V1Service", "V1ServiceAccount",
+)  # fmt: skip
+# "object" is a number or a text (IntOrString), or anything.
 PLAIN = {"int": int, "float": (int, float), "str": str, "bool": bool, "object": object}
 # Reachable, and in no manifest of ours.
-LEFT_OUT = re.compile(
-    r"V1Job(Status|Condition)|.*(ManagedFields|VolumeSource|Probe|Lifecycle)\b.*"
-)
-USED_SOURCES = ("V1EmptyDirVolumeSource", "V1PersistentVolumeClaimVolumeSource")
+LEFT_OUT = re.compile(r"V1\w+(Status|Condition)|.*(ManagedFields|VolumeSource)\b.*")
+USED_SOURCES = (
+    "V1EmptyDirVolumeSource", "V1PersistentVolumeClaimVolumeSource", "V1SecretVolumeSource",
+)  # fmt: skip
 
 
 def faults(value: Any, release: str, kind: str = ROOT, path: str = "") -> Iterator[str]:
@@ -41,8 +49,13 @@ def faults(value: Any, release: str, kind: str = ROOT, path: str = "") -> Iterat
         yield from _object_faults(value, release, kind, path)
 
 
+@cache
+def _table() -> dict[str, dict[str, dict[str, Any]]]:
+    return dict(json.loads(TABLE.read_text()))
+
+
 def _object_faults(value: Any, release: str, kind: str, path: str) -> Iterator[str]:
-    fields: Mapping[str, Any] = json.loads(TABLE.read_text())[release][kind]
+    fields: Mapping[str, Any] = _table()[release][kind]
     for name, each in value.items():
         if name not in fields:
             yield f"{path}.{name}: {kind} has no such field"
@@ -54,10 +67,10 @@ def _object_faults(value: Any, release: str, kind: str, path: str) -> Iterator[s
 
 
 def read_release(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the types that a Job reaches: field -> its type and whether it must be there."""
+    """Return the types that are reached: field -> its type and whether it must be there."""
     models = folder / "kubernetes/client/models"
     found: dict[str, dict[str, Any]] = {}
-    waiting = [ROOT]
+    waiting = list(ROOTS)
     while waiting:
         kind = waiting.pop()
         if kind in found or kind in PLAIN:
