@@ -49,6 +49,13 @@ def test_a_batch_is_stored_acknowledged_and_leaves_the_stream(redis_client, cons
     assert redis_client.xlen(events_key(attempt.host_id)) == 0
 
 
+def test_a_consumer_without_a_host_rests(redis_client, monkeypatch):
+    rests = []
+    monkeypatch.setattr(consume.time, "sleep", rests.append)
+    assert StreamConsumer(redis_client).step() == 0
+    assert rests == [consume.REST_MS / 1000]
+
+
 def test_batches_that_came_before_the_consumer_are_taken(redis_client, attempt):
     ship(redis_client, attempt, LINE)
     StreamConsumer(redis_client).step()
