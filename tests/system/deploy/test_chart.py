@@ -165,7 +165,7 @@ def test_every_process_has_the_variables_that_it_needs_and_no_unknown_one_and_ma
                 told = {variable["name"] for variable in each["env"]}
                 assert len(told) == len(each["env"]), name
                 if is_agent:
-                    assert told <= {"HF_HOME", "SLIPWAY_ENROLMENT"}
+                    assert told <= {"HF_HOME", "HOME", "SLIPWAY_ENROLMENT"}
                 else:
                     assert told >= {*NEEDED, "SLIPWAY_PUBLIC_URL"}, name
                     assert told <= KNOWN, told - KNOWN
