@@ -316,7 +316,7 @@ def count_left(path: Path) -> Tokens:
 
     Nothing is done while its gateway lives, or while another one counts it.
     """
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks what is writable
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

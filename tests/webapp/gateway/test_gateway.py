@@ -1,10 +1,14 @@
 """The gateway: keys, limits, routes, held and retried requests, streams, and what is counted."""
 
 import asyncio
+import errno
+import fcntl
 import json
+import os
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import IO
 
 import pytest
 from django.contrib.auth.models import User
@@ -597,6 +601,23 @@ def test_a_key_opens_as_long_as_its_owner_may_launch(team, alice, bob):
 
 
 @pytest.mark.django_db(databases="__all__")
+def test_a_journal_on_nfs_is_counted_where_only_what_is_writable_takes_an_exclusive_lock(
+    tmp_path, db, monkeypatch
+):
+    flock = fcntl.flock
+
+    def of_nfs(file: int | IO[bytes], operation: int) -> None:  # flock(2): NFS details
+        handle = file if isinstance(file, int) else file.fileno()
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(handle, fcntl.F_GETFL) & 3 == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    left = tmp_path / "left.jsonl"
+    left.touch()
+    assert (count_left(left), left.exists()) == ({}, False)
+
+
 def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
     plan = Plan.objects.create(team=team, owner=alice)
     deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
