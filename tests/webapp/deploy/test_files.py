@@ -1,10 +1,13 @@
 """Image, compose file, units and chart of a server for a team: they set what the code reads."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import yaml
 from django.core.management import CommandError, get_commands, load_command_class
 
 from runners.host import commands as host_commands
+from runners.host import preflight
 from webapp.boot.suite import ROOT
 from webapp.core.site_settings import (
     FILE_SUFFIX,
@@ -124,7 +128,8 @@ def test_what_the_compose_file_names_is_there_and_no_secret_is_in_it():
     for name, each in services.items():
         for kind in ("networks", "secrets"):
             assert set(each.get(kind, ())) <= set(document[kind]), name
-        volumes = {volume.partition(":")[0] for volume in each.get("volumes", ())}
+        named = [volume for volume in each.get("volumes", ()) if isinstance(volume, str)]
+        volumes = {volume.partition(":")[0] for volume in named}
         assert volumes <= set(document["volumes"]), name
         assert {config["source"] for config in each.get("configs", ())} <= set(document["configs"])
         for other, wanted in each.get("depends_on", {}).items():
@@ -142,6 +147,59 @@ def test_what_the_compose_file_names_is_there_and_no_secret_is_in_it():
     assert "configs" in document
     assert all((DEPLOY / each["file"]).is_file() for each in document["configs"].values())
     assert {name for name, each in services.items() if "deploy" in each} == {"web"}
+    assert {name for name, each in services.items() if "build" in each} == {"prepare"}
+    assert {services[name]["pull_policy"] for name in SERVICES[1:]} == {"never"}
+
+
+def test_only_the_proxys_own_address_is_trusted_and_no_other_container_gets_it():
+    text = re.sub(r"\$\{SLIPWAY_NETWORK:-([\d.]+)\}", r"\1", COMPOSE.read_text("utf-8"))
+    document = yaml.safe_load(text)
+    (pool,) = document["networks"]["inner"]["ipam"]["config"]
+    proxy = document["services"]["proxy"]["networks"]["inner"]["ipv4_address"]
+    others = ip_network(pool["ip_range"])
+    assert others.subnet_of(ip_network(pool["subnet"]))
+    assert ip_address(proxy) in ip_network(pool["subnet"]) and ip_address(proxy) not in others
+    assert proxy != pool["gateway"] and ip_address(pool["gateway"]) not in others
+    for name in SERVICES:
+        assert document["services"][name]["environment"]["FORWARDED_ALLOW_IPS"] == proxy
+
+
+def test_redis_reads_its_password_as_the_user_to_which_its_image_changes(tmp_path):
+    (shell, options, script) = compose()["services"]["redis"]["command"]
+    (tmp_path / "redis_password").write_text("cret")
+    entry = tmp_path / "docker-entrypoint.sh"  # as the image's, whose umask is 0077
+    entry.write_text('#!/bin/sh\numask 0077\n[ "$*" = "valkey-server -" ] && cat\n')
+    entry.chmod(0o755)
+    script = script.replace("$$", "$").replace("/run/secrets", str(tmp_path))
+    done = subprocess.run(
+        [shell, options, script], capture_output=True, text=True, check=True,
+        env={"PATH": f"{tmp_path}:{os.defpath}"},
+    )  # fmt: skip
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines == {
+        "requirepass": "cret", "appendonly": "yes", "maxmemory-policy": "noeviction",
+        "dir": "/data",
+    }  # fmt: skip
+
+
+def test_the_image_of_a_host_with_gpus_has_a_compiler_that_its_preflight_finds():
+    packages = re.search(r"\$\(case .*? esac\)", (DEPLOY / "Dockerfile").read_text())[0]
+    for extras, expected in (("web", False), ("worker,gpu,kubernetes", True), ("gpus", False)):
+        done = subprocess.run(
+            ["sh", "-c", f"echo {packages}"], env={"EXTRAS": extras}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        assert bool(set(done.stdout.split()) & set(preflight.COMPILERS)) is expected, extras
+        assert ("libc6-dev" in done.stdout) is expected, extras
+
+
+def test_what_git_ignores_reaches_no_image():
+    ignored = (ROOT / ".gitignore").read_text().split()
+    kept_out = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    for name in ("**/.git", "**/*.egg-info", *ignored):
+        names = {name, f"**/{name.rstrip('/')}", name.rstrip("/"), f"**/{Path(name).name}"}
+        is_cache = name.endswith("_cache/") and "**/.*_cache" in kept_out
+        assert is_cache or names & set(kept_out), name
 
 
 def test_the_secrets_that_the_compose_file_reads_are_made_once(tmp_path):
