@@ -39,7 +39,7 @@ from webapp.api import (
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.parsing import LimitedParser
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
-from webapp.core import bodies, outages, problems
+from webapp.core import bodies, outages, problems, readiness
 from webapp.core.faults import in_words
 from webapp.core.problems import BYTES_TYPE, MethodProblem, problem_response
 from webapp.wizard.documents import without_tags
@@ -57,9 +57,13 @@ def healthz(_request: HttpRequest) -> JsonResponse:
 
 @login_not_required
 def readyz(_request: HttpRequest) -> JsonResponse:
-    """Return 200 if the database works; a missing broker is reported but is not an error."""
-    checks = {"database": _database(), "broker": _broker()}
-    is_ready = checks["database"]
+    """Return 200 if the database works and ``manage.py prepare`` of this version has run.
+
+    A missing broker is reported but is not an error.
+    """
+    checks = {"database": _database(), "prepared": False, "broker": _broker()}
+    checks["prepared"] = checks["database"] and readiness.is_prepared()
+    is_ready = checks["prepared"]
     status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
     return JsonResponse({"status": "ok" if is_ready else "not ready", **checks}, status=status)
 

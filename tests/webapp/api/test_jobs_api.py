@@ -1,5 +1,6 @@
 """The API of people: jobs, series and events at their bounds, its schema, health and pace."""
 
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -25,7 +26,7 @@ from webapp.api import urls
 from webapp.api.descriptions import REQUEST_FIELDS
 from webapp.api.jobs import MAX_EVENT_BYTES
 from webapp.api.urls import api
-from webapp.core import pace
+from webapp.core import pace, readiness
 from webapp.core.clock import now
 from webapp.hosts.services import digest
 from webapp.jobs.models import Attempt, AttemptEvent, Job
@@ -304,13 +305,32 @@ def test_nobody_gets_no_ticket(db):
 # Alive, and able to work.
 
 
-def test_a_living_process_says_so_and_is_ready_with_a_database_and_a_broker(client, redis_server):
+@pytest.fixture
+def prepared(monkeypatch):
+    monkeypatch.setattr(readiness, "_is_prepared", threading.Event())
+    monkeypatch.setattr(readiness, "missing_preparation", lambda: "")
+
+
+def test_a_living_process_says_so_and_is_ready_with_a_database_and_a_broker(
+    client, redis_server, prepared
+):
     assert client.get("/healthz").json() == {"status": "ok"}
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["broker"]) == (200, True)
 
 
-def test_without_a_broker_it_is_ready_and_says_what_is_missing(client, settings, tmp_path):
+def test_it_is_ready_once_its_version_is_prepared(client, settings, prepared, monkeypatch):
+    monkeypatch.setattr(readiness, "missing_preparation", lambda: "static files are not collected")
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["prepared"]) == (503, False)
+    monkeypatch.undo()
+    monkeypatch.setattr(readiness, "missing_preparation", lambda: "")
+    assert client.get("/readyz").status_code == 200
+
+
+def test_without_a_broker_it_is_ready_and_says_what_is_missing(
+    client, settings, tmp_path, prepared
+):
     settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["broker"]) == (200, False)

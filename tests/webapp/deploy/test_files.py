@@ -158,8 +158,10 @@ def test_only_the_proxys_own_address_is_trusted_and_no_other_container_gets_it()
     proxy = document["services"]["proxy"]["networks"]["inner"]["ipv4_address"]
     others = ip_network(pool["ip_range"])
     assert others.subnet_of(ip_network(pool["subnet"]))
-    assert ip_address(proxy) in ip_network(pool["subnet"]) and ip_address(proxy) not in others
-    assert proxy != pool["gateway"] and ip_address(pool["gateway"]) not in others
+    for each in (proxy, pool["gateway"]):
+        assert ip_address(each) in ip_network(pool["subnet"]), each
+        assert ip_address(each) not in others, each
+    assert proxy != pool["gateway"]
     for name in SERVICES:
         assert document["services"][name]["environment"]["FORWARDED_ALLOW_IPS"] == proxy
 
@@ -248,6 +250,9 @@ def test_every_unit_is_hardened_at_least_as_the_agents_and_in_the_same_way():
         assert settings.get("Restart") == (None if is_once else ["always"])
         assert settings["WantedBy"] == settings["PartOf"] == ["slipway.target"]
         assert is_once or "slipway-prepare.service" in settings["After"][0]
+        # A restart of `prepare`, as of an upgrade, would restart all that has Requires= at once.
+        assert is_once or "slipway-prepare.service" in settings["Wants"]
+        assert "Requires" not in settings
 
 
 def test_the_chart_has_the_version_of_the_project():
@@ -299,6 +304,7 @@ def test_a_server_listens_at_the_address_that_it_is_given(monkeypatch):
     served = []
     monkeypatch.setattr("uvicorn.Server.run", lambda server: served.append(server.config))
     monkeypatch.setattr("uvicorn.Config.load", lambda _: None)
+    monkeypatch.setattr("webapp.core.readiness.missing_preparation", str)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.7")
     command = load_command_class("webapp.operations", "serve")
     for part, application in (

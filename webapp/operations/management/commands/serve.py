@@ -14,6 +14,7 @@ from django.urls import get_resolver
 from webapp.boot.front import APPLICATIONS, WEB
 from webapp.core.connections import HeaderDeadlineProtocol
 from webapp.core.logs import give_back_memory
+from webapp.core.readiness import await_preparation
 from webapp.core.serve import config_of
 from webapp.core.site_settings import is_behind_proxy, trusted_proxies
 
@@ -35,13 +36,14 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8000, help="port (default %(default)s)")
 
     def handle(self, *_args: object, part: str, host: str, port: int, **_options: object) -> None:
-        """Serve.
+        """Serve, once ``manage.py prepare`` of this version has run.
 
         Raises:
             CommandError: the port is none; an address that is used ends the process.
         """
         if not 0 < port <= LAST_PORT:
             raise CommandError(f"--port is {port}; it can be 1 to {LAST_PORT}.")
+        await_preparation()  # static files are listed once, at the start
         give_back_memory()  # before threads get their malloc arenas
         proxies = trusted_proxies(os.environ) if is_behind_proxy(os.environ) else ()
         application = APPLICATIONS[part]
