@@ -21,7 +21,13 @@ from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.hub.settings import PASSED, TOKENS
 from runners.prove import run as prove
 from runners.shared import kubernetes, ray, slurm
-from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
+from runners.shared.config import (
+    DEFAULT_HOST_DIR,
+    Credential,
+    HostConfigError,
+    HostDir,
+    SchedulerSettings,
+)
 from runners.shared.environment import NOT_USED, environment_lines, service_lines
 from runners.shared.facts import GpuFacts
 from runners.shared.reasons import Reason
@@ -286,21 +292,25 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--address", help="by which other hosts reach this one; default: its first"
             )
+        if name in ("enroll", "work"):
             slurm.add(command)
             kubernetes.add(command)
             ray.add(command)
     return top
 
 
+def _scheduler(options: argparse.Namespace) -> SchedulerSettings | None:
+    return ray.read(options) or kubernetes.read(options, options.dir) or slurm.read(options)
+
+
 def _enroll(options: argparse.Namespace) -> int:
-    scheduler = ray.read(options) or kubernetes.read(options, options.dir) or slurm.read(options)
     credential = enrolment.enroll(
         HostDir(options.dir),
         options.server,
         options.token,
         options.name,
         options.address,
-        scheduler,
+        _scheduler(options),
     )
     print(f"Enrolled as {credential.name} ({credential.host_id}) at {credential.server}")
     return 0
@@ -313,6 +323,8 @@ def _work(options: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     host_dir = HostDir(options.dir)
     credential = host_dir.credential()
+    if scheduler := _scheduler(options):
+        host_dir.save_scheduler(scheduler)
     agent = Agent(host_dir, credential)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

@@ -165,7 +165,7 @@ def test_every_process_has_the_variables_that_it_needs_and_no_unknown_one_and_ma
                 told = {variable["name"] for variable in each["env"]}
                 assert len(told) == len(each["env"]), name
                 if is_agent:
-                    assert told <= {"HF_HOME", "HOME", "SLIPWAY_ENROLMENT"}
+                    assert told <= {"HF_HOME", "HOME", "SLIPWAY_ENROLMENT", "WITHOUT_TOKEN"}
                 else:
                     assert told >= {*NEEDED, "SLIPWAY_PUBLIC_URL"}, name
                     assert told <= KNOWN, told - KNOWN
@@ -198,21 +198,49 @@ def test_the_agent_may_what_the_page_says_and_no_more():
     assert "ClusterRole" not in kinds
 
 
-def test_the_agent_enrols_once_with_arguments_that_its_command_takes():
-    deployment = next(each for each in rendered(AGENT) if "agent" in each["metadata"]["name"]
+def test_an_upgrade_is_prepared_with_its_own_secret_and_an_installation_beside_its_pods():
+    for values, secret in (({}, "slipway"), (MANY, "team-slipway-upgrade")):
+        made = {(each["kind"], each["metadata"]["name"]): each for each in rendered(values)}
+        first, upgrade = (made["Job", f"team-slipway-{name}"] for name in ("prepare", "upgrade"))
+        assert "annotations" not in first["metadata"]
+        assert upgrade["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+        volumes = upgrade["spec"]["template"]["spec"]["volumes"]
+        assert [each["secret"]["secretName"] for each in volumes if "secret" in each] == [secret]
+        if secret != "slipway":
+            own, release = made["Secret", secret], made["Secret", "team-slipway"]
+            notes = own["metadata"]["annotations"]
+            assert (notes["helm.sh/hook"], notes["helm.sh/hook-weight"]) == ("pre-upgrade", "-1")
+            assert own["stringData"] == release["stringData"]
+
+
+def test_the_agent_enrols_once_and_takes_what_holds_for_jobs_at_each_start(tmp_path):
+    values = {**AGENT, "imagePullSecrets": [{"name": "registry"}, {"name": "other"}]}
+    deployment = next(each for each in rendered(values) if "agent" in each["metadata"]["name"]
                       and each["kind"] == "Deployment")  # fmt: skip
     enrol, work = containers(deployment["spec"]["template"])
-    assert enrol["command"] == [
-        "sh", "-c", 'test -e "$0" || exec "$@"', "/srv/slipway/host/credential.json",
-    ]  # fmt: skip
+    *shell, credential = enrol["command"]
+    assert credential == "/srv/slipway/host/credential.json"
+    words = next(each["value"] for each in enrol["env"] if each["name"] == "WITHOUT_TOKEN")
+    for is_enrolled, token, expected in (
+        (True, "", (0, "", "")), (False, "", (1, "", f"{words}\n")),
+        (False, "slt_x", (0, "enrols\n", "")),
+    ):  # fmt: skip
+        place = tmp_path / "credential.json" if is_enrolled else tmp_path / "none"
+        (tmp_path / "credential.json").touch()
+        done = subprocess.run(
+            [*shell, str(place), "echo", "enrols"], capture_output=True, text=True, check=False,
+            env={"WITHOUT_TOKEN": words} | ({"SLIPWAY_ENROLMENT": token} if token else {}),
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == expected
+    assert "the Secret slipway-agent (agent.tokenSecret)" in words
     for each in (enrol["args"], work["command"]):
         assert each[:3] == ["python", "-m", "runners"]
         options = host_commands.parser().parse_args(each[3:])
         assert str(options.dir) == "/srv/slipway/host"
-        if each[3] == "enroll":
-            config = kubernetes.read(options, options.dir)
-            assert (config.gpus, config.memory, config.volume_claim) == (8, "900Gi", "shared")
-            assert config.image == work["image"] == "registry.example.org/slipway-host:0.1.0"
+        config = kubernetes.read(options, options.dir)
+        assert (config.gpus, config.memory, config.volume_claim) == (8, "900Gi", "shared")
+        assert config.image == work["image"] == "registry.example.org/slipway-host:0.1.0"
+        assert config.image_pull_secret == "registry"
 
 
 def test_values_that_cannot_work_are_refused_by_name():
@@ -224,6 +252,7 @@ def test_values_that_cannot_work_are_refused_by_name():
         ({"settings": {"DATABASE_URL": "postgresql://u:p@db/s"}}, "DATABASE_URL"),
         ({"control": {"replicas": 2}}, "replicas"),
         ({"agent": {"enabled": True}}, "agent.volumeClaim is missing"),
+        ({"agent": {"arguments": ["--name", "x"]}}, "/agent/arguments/0"),
         ({"podSecurityContext": {"runAsUser": 0}}, "runAsUser"),
         ({"trustedProxies": ["ingress.lan"]}, "trustedProxies"),
     ):

@@ -25,6 +25,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.existingSecret | default (include "slipway.name" .) }}
 {{- end }}
 
+{{/* The Secret of the Job that runs before an upgrade. */}}
+{{- define "slipway.secret.upgrade" -}}
+{{ .Values.existingSecret | default (printf "%s-upgrade" (include "slipway.name" .)) }}
+{{- end }}
+
+{{- define "slipway.secret.content" -}}
+type: Opaque
+stringData:
+  {{- range $name, $key := .Values.secretKeys }}
+  {{ $key }}: {{ required (printf "secretValues.%s is missing: give the value of %s, or name a Secret in existingSecret" $key $name) (get $.Values.secretValues $key) | quote }}
+  {{- end }}
+{{- end }}
+
 {{- define "slipway.claim" -}}
 {{ .Values.persistence.existingClaim | default (include "slipway.name" .) }}
 {{- end }}
@@ -71,7 +84,8 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{/* The pod of one process: root, component, command, resources; probe is a path, of its port. */}}
+{{/* The pod of one process: root, component, command, resources; probe is a path, of its port;
+     secret is another than the release's own. */}}
 {{- define "slipway.pod" -}}
 {{- $values := .root.Values -}}
 serviceAccountName: {{ include "slipway.name" .root }}
@@ -113,7 +127,7 @@ containers:
       - {name: tmp, mountPath: /tmp}
 volumes:
   - {name: data, persistentVolumeClaim: {claimName: {{ include "slipway.claim" .root }}}}
-  - {name: secrets, secret: {secretName: {{ include "slipway.secret" .root }}, defaultMode: 288}}
+  - {name: secrets, secret: {secretName: {{ .secret | default (include "slipway.secret" .root) }}, defaultMode: 288}}
   - {name: tmp, emptyDir: {}}
 {{- with $values.nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -130,6 +144,19 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "slipway.selector" . | nindent 8 }}
 {{- end }}
+{{- end }}
+
+{{/* A Job of one pod: as slipway.pod. */}}
+{{- define "slipway.job" -}}
+backoffLimit: 4
+activeDeadlineSeconds: 3600
+template:
+  metadata:
+    labels:
+      {{- include "slipway.labels" . | nindent 6 }}
+  spec:
+    restartPolicy: Never
+    {{- include "slipway.pod" . | nindent 4 }}
 {{- end }}
 
 {{/* The site answers under its own names alone: the kubelet asks by an address. */}}
