@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,6 +253,21 @@ def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, 
         process.terminate()
     assert stored.exit["reason"] == "ok"
     assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
+
+
+def test_work_stores_the_schedulers_settings_that_it_is_given_and_keeps_them_without(
+    host_dir, credential, monkeypatch
+):
+    host_dir.save_credential(credential)
+    monkeypatch.setattr(commands, "Agent", lambda *_: SimpleNamespace(run=lambda **_: None))
+    monkeypatch.setattr(commands, "DoorbellWorkerSupervisor", lambda _: None)
+    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
+    folder = str(host_dir.path)
+    volume = ["--volume-claim", "shared", "--mount-path", folder]
+    for more, image in ((("--image", "a:2"), "a:2"), (("--image", "a:3"), "a:3"), ((), "a:3")):
+        options = ["--kubernetes", *more, *volume] if more else []
+        assert main(["work", "--dir", folder, *options]) == 0
+        assert host_dir.config().scheduler.image == image
 
 
 def test_a_second_worker_of_the_same_folder_ends_with_a_sentence(acceptor, enrolled, capsys):

@@ -53,6 +53,7 @@ def _django(arguments: list[str]) -> int:
             "manage.py test` creates the environment and runs the tests.",
         )
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+    os.umask(0o077)  # as `up`: the site's files are for its user alone
     if arguments and arguments[0] not in WITHOUT_SCHEMA and not arguments[0].startswith("-"):
         _check_schema()
     management = importlib.import_module("django.core.management")

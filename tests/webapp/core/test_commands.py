@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, nullcontext
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import User
@@ -126,6 +128,29 @@ def test_the_doctor_says_that_a_broker_does_not_answer_and_hides_its_password(mo
 def test_the_doctor_says_that_a_disk_is_too_small(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "NEEDED_BYTES", 2**62)
     assert not doctor._disk(tmp_path).is_well
+
+
+def test_the_doctor_works_where_torch_is_not_installed(monkeypatch):
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", version)
+    assert "✓ torch        not installed (not needed by the server" in said("doctor")
+
+
+def test_what_a_command_writes_is_for_its_user_alone(monkeypatch):
+    seen = []
+    management = SimpleNamespace(
+        execute_from_command_line=lambda _: seen.append(os.umask(0o022)), setup=lambda: None
+    )
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: management)
+    monkeypatch.setattr(cli.os, "chdir", lambda _: None)
+    before = os.umask(0o022)
+    try:
+        assert cli.main(["doctor"]) == 0
+    finally:
+        os.umask(before)
+    assert seen == [0o077]
 
 
 def test_the_bench_of_estimates_is_json_with_units_and_one_that_is_none_is_refused():

@@ -5,7 +5,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ def findings() -> Iterator[Finding]:
     """Yield the findings in the order in which `up` needs them."""
     python = f"{platform.python_version()} at {sys.executable}"
     yield Finding("Python", sys.version_info >= (3, 11), python)
-    yield Finding("torch", is_well=True, words=version("torch"))
+    yield Finding("torch", is_well=True, words=_torch())
     yield _disk(settings.DATA_DIR)
     memory = psutil.virtual_memory()
     words = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
@@ -69,6 +69,13 @@ def findings() -> Iterator[Finding]:
         yield Finding("Environment", NOT_USED not in line, line)
     browser = find_chromium()
     yield Finding("Chromium", browser is not None, browser or "none: browser tests are left out")
+
+
+def _torch() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:  # as in the image of the server
+        return "not installed (not needed by the server; a host needs it)"
 
 
 def _addresses() -> str:
