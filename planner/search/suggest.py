@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from planner.catalog.devices import list_devices
 from planner.catalog.engines import AUTO, Engine, compared_engines, get_engine
+from planner.catalog.topologies import get_topology, list_topologies
 from planner.cost.weights import ELEMENT_BITS, WIDE
 from planner.exports.export import OWN_METHODS
 from planner.search.placement import placed_strategy
@@ -21,7 +22,7 @@ from planner.search.question import (
 from planner.search.serving_space import HOST_SHARES
 from planner.search.space import NEEDS_PEAK, SERVING_FORMATS, formats
 from planner.specs.base import Dtype, JsonObject, PlannerError
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.cluster import MAX_DEVICES, ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
     GenerateWorkload,
@@ -350,9 +351,13 @@ def more_devices(request: PlanRequest) -> list[RequestChange]:
     if resolve_device(cluster.device).kind == "cpu":
         return []
     changes = []
-    for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
-        if cluster.nvlink_domain_devices and inside != cluster.devices_per_node:
-            continue  # the nodes of an NVLink domain are built as they are
+    sizes = larger_sizes(cluster.devices_per_node, cluster.nodes)
+    if cluster.nvlink_domain_devices:  # the nodes of a domain are built as they are
+        most = cluster.nodes * 2**MAX_DOUBLINGS
+        sizes = [(cluster.devices_per_node, each) for each in range(cluster.nodes + 1, most + 1)]
+    for inside, nodes in sizes:
+        if inside * nodes > MAX_DEVICES:
+            break
         larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
         title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
         changes.append(RequestChange(title, _replaced_hardware(request, larger)))
@@ -378,18 +383,41 @@ def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
 
 
 def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, RequestChange]]:
-    """Return each other GPU in the same number, cheapest first, unpriced ones last."""
+    """Return each other GPU in the same number, cheapest first, unpriced ones last.
+
+    A topology is of one device: another has its own published NVLink domain, if it has one with
+    nodes of the same size, and no pods or rates of the first.
+    """
     cluster = largest_option(request)
-    current = resolve_device(cluster.device)
+    current, apart = resolve_device(cluster.device), _fields_of_topology(request)
     changes = []
     for device in sorted(_gpus(), key=_price_order):
         if device.id == current.id or is_no_better(device, current):
             continue
-        alone = {"nvlink_domain_devices": None} if cluster.nvlink_domain_devices else {}
-        changed = cluster.model_copy(update={"device": device.id, **alone})
+        joined = _joined_as(device, cluster) if apart else {}
+        changed = cluster.model_copy(update={"device": device.id, **apart, **joined})
         title = f"{device.name} instead of {current.name or current.id}"
         changes.append((device, RequestChange(title, _replaced_hardware(request, changed))))
     return changes
+
+
+def _fields_of_topology(request: PlanRequest) -> dict[str, None]:
+    """Return, as None, the largest option's domain and other fields that its topology set."""
+    given = max(clusters_of(request), key=lambda each: memory_of(_without_instance(each)))
+    names = {"nvlink_domain_devices"} if given.nvlink_domain_devices else set()
+    if given.topology:
+        names |= get_topology(given.topology).cluster_fields.keys() - given.model_fields_set
+    return dict.fromkeys(sorted(names - {"devices_per_node"}))
+
+
+def _joined_as(device: DeviceSpec, cluster: ClusterSpec) -> JsonObject:
+    """Return what the published topology of a device with an NVLink domain sets, if nodes fit."""
+    for topology in list_topologies():
+        fields = topology.cluster_fields
+        fits = fields.get("devices_per_node") == cluster.devices_per_node
+        if topology.device == device.id and topology.nvlink_domain_devices and fits:
+            return dict(fields)
+    return {}
 
 
 def clusters_of_other_devices(

@@ -322,9 +322,9 @@ class ClusterSpec(SparseSpec):
     def domain_devices(self) -> int:
         """Return the devices that NVLink, or a like link, joins: at least those of a node.
 
-        Of unlike nodes it is the smallest domain of all, so that their order does not matter.
+        Of unlike nodes it is the smallest domain of all, at least a node of the first kind.
         """
-        own = self.nvlink_domain_devices or 1
+        own = max(self.devices_per_node, self.nvlink_domain_devices or 1)
         others = (group.domain_devices for group in self.other_nodes)
         return max(self.devices_per_node, min(own, *others, own))
 

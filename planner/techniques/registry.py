@@ -112,13 +112,13 @@ CONDITIONS: dict[str, Condition] = {
         "needs ReLU feed-forward blocks, whose zeros can be foreseen: this model's are gated",
     ),
     "divisible_heads": _condition(
-        "a number of devices in one node divides the attention heads",
+        "a number of devices in one node or NVLink domain divides the attention heads",
         lambda case: any(
             case.model.num_attention_heads % size == 0
             for size in range(2, case.cluster.widest_domain + 1)
         ),
         "needs a divisor of the {case.model.num_attention_heads} attention heads between 2 and "
-        "the {case.cluster.widest_domain} devices of a node",
+        "the {case.cluster.widest_domain} devices of a node or NVLink domain",
     ),
     "several_layers": _condition(
         "there is a layer for each stage",

@@ -58,7 +58,7 @@ from planner.workload.offloading import (
 )
 from planner.workload.operators import ForwardPass, Operation, OperatorCost, latency_for
 from planner.workload.setting import Setting
-from planner.workload.topology import chain_link, exchange_link
+from planner.workload.topology import chain_link, exchange_link, hand_over_link
 
 # ---------------------------------------------------------------------------
 # The operators of a layer in one pass: matrix products, attention, experts, communication.
@@ -242,9 +242,7 @@ def communication_seconds(run: Operation) -> float:
             run.line("Pipeline hand-over", "pipeline", "communication"),
             payload_bytes=payload,
             ranks=layout.pipeline,
-            link_bytes_per_s=chain_link(
-                setting, run.rates, layout.tensor * layout.pipeline, layout.tensor
-            ),
+            link_bytes_per_s=hand_over_link(setting, run.rates),
             latency_s=run.rates.latency_s,
         )
     return seconds

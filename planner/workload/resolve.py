@@ -59,7 +59,7 @@ from planner.workload.preference import as_trained
 from planner.workload.rollouts import refuse_unsupported_rollout, rollout_warnings, with_rollout
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 from planner.workload.teacher import refuse_unlike_teacher
-from planner.workload.topology import straddling_groups
+from planner.workload.topology import domain_of, straddling_groups
 from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
@@ -487,14 +487,14 @@ def _check_topology(cluster: ClusterSpec) -> None:
         BadRequestError: names the field and what works.
     """
     groups: tuple[ClusterSpec | NodeGroup, ...] = (cluster, *cluster.other_nodes)
-    for group in groups:
+    for at, group in enumerate(groups):
         domain, each = group.nvlink_domain_devices, group.devices_per_node
         if domain is not None and group.nodes > 1 and domain % each:
             fitting = max(domain // each, 1) * each
             raise BadRequestError(
                 f"nvlink_domain_devices is {domain}, no multiple of devices_per_node, {each}: a "
                 f"domain is made of whole nodes; choose {fitting}, or other nodes",
-                "cluster.nvlink_domain_devices",
+                f"cluster.{f'other_nodes.{at - 1}.' if at else ''}nvlink_domain_devices",
             )
     ratio = cluster.oversubscription_ratio
     if ratio is not None and ratio > 1 and cluster.nodes_per_pod is None:
@@ -961,15 +961,17 @@ def _server_warnings(setting: Setting) -> Iterator[str]:
 
 def _topology_warnings(setting: Setting) -> Iterator[str]:
     """Yield what a layout loses by its NVLink domains, and those that are not stated."""
-    cluster, device = setting.cluster, setting.device
-    domain = cluster.domain_devices
+    cluster, device, domain = setting.cluster, setting.device, domain_of(setting)
     for name, ranks in straddling_groups(setting):
-        used = domain // ranks * ranks
+        whole = math.lcm(ranks, cluster.devices_per_node)  # groups, and nodes, of a domain
+        used = domain // whole * whole
+        fewer = f"take {used} devices of each domain (nvlink_domain_devices={used}), or "
         yield (
             f"some {name} groups of {ranks} lie in two NVLink domains of {domain} and use the "
-            f"network: take {used} devices of each domain (nvlink_domain_devices={used}), or a "
-            f"size that divides {domain}"
+            f"network: {fewer if used else ''}choose a size that divides {domain}"
         )
+    if setting.engine.ggml_kernels:  # it reaches other nodes over sockets alone
+        return
     known = next((each for each in list_topologies() if each.device == device.id), None)
     if known is None or not known.nvlink_domain_devices or cluster.nvlink_domain_devices:
         return

@@ -49,6 +49,7 @@ from planner.workload.topology import (
     chain_link,
     devices_in_domain,
     exchange_link,
+    hand_over_link,
     lies_in_domain,
     ring_link,
 )
@@ -245,9 +246,7 @@ class Exchange:
             step_line(setting, "Pipeline hand-over", "pipeline", "communication"),
             payload_bytes=payload_bytes,
             ranks=2,
-            link_bytes_per_s=chain_link(
-                setting, self.rates, layout.tensor * layout.pipeline, layout.tensor
-            ),
+            link_bytes_per_s=hand_over_link(setting, self.rates),
             latency_s=self.rates.hop_latency_s,
             count=passes * layout.chunks,
         )
@@ -293,7 +292,7 @@ class Exchange:
     ) -> float:
         """Return the seconds of gradient reduction and weight gathering in a group of ranks."""
         layout = self.setting.layout
-        link = ring_link(self.setting, self.rates, span, stride)
+        link = ring_link(self.setting, self.rates, span, stride, layout.pipeline)
         links = self._gradients(shards.gradient_bytes, ranks, link)
         gathered = layout.zero_stage >= FULL_SHARDING
         if any_of(gathered):
@@ -360,7 +359,11 @@ class Exchange:
                 payload_bytes=gradient_bytes / layout.shard_ranks,
                 ranks=layout.replicas,
                 link_bytes_per_s=ring_link(
-                    setting, self.rates, layout.devices, layout.tensor * layout.shard_ranks
+                    setting,
+                    self.rates,
+                    layout.devices,
+                    layout.tensor * layout.shard_ranks,
+                    layout.pipeline,
                 ),
                 latency_s=self.rates.latency_s,
             )

@@ -402,20 +402,22 @@ def _hardware(given: PlanDocument, before: HardwareChoice, options: Options) -> 
             f"The field hardware names {' and '.join(places)}. Give one of host, pool and device.",
         )
     joined = [name for name in HardwareChoice.TOPOLOGY if stated.get(name)]
-    if joined and (stated.get("host") or stated.get("pool")):
+    kept = before.model_dump(include={"host", "pool"})  # a device takes their place
+    if joined and not stated.get("device") and any((kept | stated)[name] for name in kept):
         raise _wrong(
             f"hardware.{joined[0]}",
             f"It is {stated[joined[0]]!r}, of hardware of the catalog. Leave it out, or give a "
             "device in place of a host or pool.",
         )
     if host := stated.get("host"):
-        stated |= {"host": _place(host, "host", options), "pool": None}
+        place = {"host": _place(host, "host", options), "pool": None}
+        stated |= dict.fromkeys(HardwareChoice.TOPOLOGY) | place
     elif pool := stated.get("pool"):
         # The wizard shows a pool of one host as that host.
         alone = [each for each in options.hosts if pool in {each.pool_id, each.pool.name}]
         is_choice = any(pool in {each.pk, each.name} for each, _ in options.pools)
         is_host = len(alone) == 1 and not is_choice
-        stated |= {
+        stated |= dict.fromkeys(HardwareChoice.TOPOLOGY) | {
             "host": str(alone[0].pk) if is_host else None,
             "pool": None if is_host else _place(pool, "pool", options),
         }

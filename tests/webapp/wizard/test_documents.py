@@ -270,6 +270,22 @@ def test_a_pool_of_one_host_is_that_host(team, alice, host):
         assert (hardware["host"], hardware["pool"]) == (host.pk, None)
 
 
+def test_a_topology_is_of_a_catalog_device_and_leaves_with_it(team, alice, host):
+    def fill(hardware):
+        draft_fill(plan, adapter().validate_python({"goal": "pretrain", "hardware": hardware}))
+        return plan.document.hardware
+
+    joined = {"topology": "gb200-nvl72"}
+    for place in ({"host": host.slug}, {"pool": host.pool.name}):
+        plan = filled(team, alice, {"goal": "pretrain", "hardware": place})
+        with pytest.raises(InvalidProblem, match="give a device in place of a host or pool"):
+            fill(joined)
+        assert fill({"device": "gb200-nvl72", **joined}).topology == "gb200-nvl72"
+        assert fill({"nodes_per_pod": 2}).nodes_per_pod == 2
+        hardware = fill(place)
+        assert (hardware.host, hardware.topology, hardware.nodes_per_pod) == (host.pk, None, None)
+
+
 def test_a_misspelt_field_of_a_change_or_a_launch_is_named_with_the_nearest(alice, host):
     client = client_of(alice)
     plan = f"/plans/{post(client, '/plans', {'goal': 'serve', 'model': 'demo'}).json()['id']}"
