@@ -55,6 +55,7 @@ READERS: dict[str, tuple[str, set[str]]] = {
         "tokenizers of opened folders, and records that we wrote anew",
         {"from_pretrained", "load_dataset"},
     ),
+    "runners/jobs/train/trl/teacher.py": ("opened folders", {"from_pretrained"}),
 }
 
 OWN = "written by Slipway itself"
