@@ -463,7 +463,8 @@ def _training(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> _Tra
             rewarded = forward_seconds(scored_by, filled, ledger, Forwards(1, "Reward model"))
         if (taught_by := teacher_setting(filled_setting, workload)) is not None:
             read = as_read_by_teacher(filled)
-            rewarded = forward_seconds(taught_by, read, ledger, Forwards(1, "Teacher forward"))
+            passes = Forwards(1, "Teacher forward")
+            rewarded = forward_seconds(taught_by, read, ledger, passes, gathers=True)
         return _Training(held, at_pace(filled_setting, filled, ledger, held), scored, rewarded)
 
     if not is_shared:

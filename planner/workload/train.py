@@ -162,14 +162,23 @@ def at_pace(
 
 
 def forward_seconds(
-    setting: Setting, workload: TrainWorkload, ledger: Ledger, forwards: Forwards
+    setting: Setting,
+    workload: TrainWorkload,
+    ledger: Ledger,
+    forwards: Forwards,
+    *,
+    gathers: bool = False,
 ) -> dict[str, float]:
     """Return the seconds of forward passes over all records of a step, by operator class.
 
     The micro-batches pass through the stages of a pipeline as those of a training step.
+    ``gathers``: of a model of their own, whose weights are gathered for them if sharded.
     """
     step = _Step(setting, workload, ledger)
     each = step.forward_cost(forwards)
+    if gathers:
+        links_s = each.communication_s + step.gathered_cost(forwards, each)
+        each = replace(each, communication_s=links_s)
     passes = setting.layout.micro_batches + (step.waiting_stages - 1) / step.bubble_chunks
     return {
         "compute": passes * each.compute_s,
@@ -341,6 +350,12 @@ class _Step:
             work.model_flops,
             window_s=0.0,
         )
+
+    def gathered_cost(self, forwards: Forwards, each: _MicroBatch) -> float:
+        """Return the seconds of gathering sharded weights beside forward passes."""
+        whole = self.setting.counts.total / self.share * self.setting.weight_element_bytes
+        work_s = each.compute_s + each.memory_s
+        return self.links.gathered_forward_seconds(forwards, whole, work_s)
 
     def overhead(self, work_s: float, forwards: Forwards = NO_FORWARDS) -> float:
         """Return the exposed seconds of kernel launches beside this work."""

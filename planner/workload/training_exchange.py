@@ -325,6 +325,38 @@ class Exchange:
         buckets = maximum(1.0, shards.gradient_bytes / bucket)
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
 
+    def gathered_forward_seconds(
+        self, forwards: Forwards, weight_bytes: float, window_s: float
+    ) -> float:
+        """Return the seconds of gathering sharded weights in a micro-batch's forward passes.
+
+        ``weight_bytes`` are the whole weights of a device's stage, ``window_s`` the computation
+        of these passes.
+        """
+        layout = self.setting.layout
+        gathered = layout.zero_stage >= FULL_SHARDING
+        if not any_of(gathered):
+            return 0.0
+        span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
+        name = f"{forwards.title}: gathering weight shards"
+        links = self.ledger.term(
+            all_gather_seconds,
+            self.setting.line(GROUP, name, "communication"),
+            payload_bytes=weight_bytes,
+            ranks=where(gathered, layout.shard_ranks, 1),
+            link_bytes_per_s=ring_link(self.setting, self.rates, span, layout.tensor * layout.context),
+            latency_s=self.rates.latency_s,
+            count=forwards.number,
+        )
+        title = f"{forwards.title}: gathering that work does not hide"
+        return self.ledger.term(
+            exposed_seconds,
+            step_line(self.setting, title, "exchange", "communication"),
+            links_s=links,
+            window_s=OVERLAP * window_s,
+            tax_ratio=PROCESSOR_TAX,
+        )
+
     def _exposed(self, links_s: float, window_s: float) -> float:
         """Return the seconds of exposed communication and of slowed overlapping computation."""
         line = step_line(

@@ -713,8 +713,10 @@ class _Stage:
             read = as_read_by_teacher(self.workload)
             teacher = StageActivations(self._teacher, NullLedger(), read, self.index)
             forward = saved + teacher.forward_bytes()
-            moments.append({"activations": forward * factor, "buffers": copies + gathered})
+            fetched = self.gathered_of_teacher()
+            moments.append({"activations": forward * factor, "buffers": copies + fetched})
             moments[0]["activations"] += teacher.last_state_bytes() * factor
+            moments[0]["buffers"] = buffers + self.gathered_heads()
         peaks = [StageMemory({**by_class, **moment}) for moment in moments]
         if setting.engine.loads_before_sharding:
             peaks.append(self._loading(weights, by_class["runtime_overhead"], saved * factor))
@@ -756,6 +758,37 @@ class _Stage:
             bytes_per_element=teacher.weight_element_bytes,
             shards=self._shards(3),
         )
+
+    def whole_teacher_bytes(self) -> float:
+        """Return the bytes of the teacher on a device of the stage before ranks shard it."""
+        teacher = self._teacher
+        if teacher is None:
+            return 0.0
+        split = teacher.layout.tensor * teacher.layout.pipeline
+        return teacher.counts.total / split * teacher.weight_element_bytes
+
+    def gathered_of_teacher(self) -> float:
+        """Return the bytes of the teacher's layers that are gathered: one, and one ahead."""
+        teacher = self._teacher
+        if teacher is None:
+            return 0.0
+        model, layout = teacher.model, teacher.layout
+        vocabulary = stage_vocabulary(model, self.index, layout.pipeline) / layout.tensor
+        layers = self.whole_teacher_bytes() - vocabulary * teacher.weight_element_bytes
+        each = layers * layout.pipeline / model.num_hidden_layers
+        return where(self._shards(3) > 1, 2.0 * each, 0.0)
+
+    def gathered_heads(self) -> float:
+        """Return the bytes of both models' output layers, which the loss reads whole.
+
+        Source: huggingface/trl 1.16.0, trl/trainer/distillation_trainer.py (full_tensor).
+        """
+        if self._teacher is None or self.index < self.setting.layout.pipeline - 1:
+            return 0.0
+        models = (self.setting.model, self._teacher.model)
+        elements = sum(model.vocab_size * model.hidden_size for model in models)
+        each = self.setting.activation_element_bytes / self.setting.layout.tensor
+        return where(self._shards(3) > 1, elements * each, 0.0)
 
     def offloaded_bytes(self) -> tuple[float, float]:
         """Return the offloaded bytes in host memory and on disk of one device of the stage."""

@@ -47,6 +47,22 @@ def test_a_teacher_is_held_once_in_16_bits_whatever_is_trained_and_split_as_the_
     assert terms()["Teacher weights"] == 2 * OF_DEEPER
 
 
+def test_zero_3_gathers_the_teacher_for_every_micro_batch():
+    wide = {**TINY, "hidden_size": 2048, "num_hidden_layers": 12}
+    found = {}
+    for stage in (2, 3):
+        layout = {"data_parallel_size": 4, "zero_stage": stage}
+        found[stage] = asked(devices=4, strategy=layout, teacher_model=wide)
+        named = {term.name: term.value for term in found[stage].terms}
+        assert ("Teacher forward: gathering weight shards" in named) == (stage == 3)
+    total = named["Teacher weights"] * 4
+    layers = total - 2 * 2 * 4096 * 2048
+    assert held(found[3], "buffers") >= 2 * layers / 12  # one layer, and one ahead
+    links = {at: each.time_breakdown_seconds["teacher"].get("communication", 0.0)
+             for at, each in found.items()}  # fmt: skip
+    assert links[3] > links[2]
+
+
 def test_the_loss_holds_tiles_of_both_models_in_fp32_and_no_whole_logits():
     tokens = MICRO * LENGTH
     by_hand = tokens * 4096 * (2 * 4 + 2) + 4 * 256 * (tokens + 4096)

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from planner.catalog.models import is_known_model
+from planner.catalog.models import checkpoint_name, is_known_model
 from runners.jobspec import ArtefactModel, FolderModel, HubModel
 from runners.jobspec.base import StoredModel
 from runners.plans.document import ModelChoice, PlanDocument
@@ -65,7 +65,8 @@ def teacher_ref(
     if not name:
         return None
     if teacher is None:
-        ref: object = repository_of(ModelChoice(source="catalog", catalog_id=name))
+        own = checkpoint_name(name)  # an alias stands for a repository, which a job can load
+        ref: object = repository_of(ModelChoice(source="catalog", catalog_id=own))
     else:
         ref = team_model_ref(teacher, host, pool)
     if not isinstance(ref, FolderModel | ArtefactModel | HubModel):
