@@ -62,7 +62,7 @@ def read_swift(train: TrainDraft, program: str, command: str, words: list[str]) 
         put_objective(draft, source, PREFERENCE.get(name, shown(name)))
     add_preference_options(draft, options)
     _swift_world(train)
-    add_completions(train)
+    add_completions(train, of_program=True)
     _swift_method(train)
     dtype = options.pop("torch_dtype", None)
     if dtype is not None:

@@ -567,12 +567,12 @@ def _refuse_objective(workload: TrainWorkload, given: Strategy, engine: Engine) 
     runs = engine.trains_on_policy if workload.generates else engine.compares_answers
     runs = engine.distils if workload.is_distilled else runs
     if not runs:
-        known = "supervised alone"
-        if engine.trains_on_policy:
-            known = "for grpo alone"
+        known = ["supervised"]
+        known += ["dpo", "kto", "orpo", "reward"] if engine.compares_answers else []
+        known += ["grpo"] if engine.trains_on_policy else []
         raise NotPossibleError(
             f"objective is {workload.objective}: {engine.title.partition(',')[0]} trains "
-            f"{known}; set engine to {PREFERENCE_ENGINE}, or leave it out",
+            f"{' and '.join(known)} alone; set engine to {PREFERENCE_ENGINE}, or leave it out",
             "engine",
         )
     if given.packed:

@@ -48,7 +48,8 @@ def refuse_unlike_teacher(student: ModelSpec, workload: TrainWorkload) -> None:
     """Refuse a teacher that cannot be compared with the student token by token.
 
     Raises:
-        NotPossibleError: the vocabularies differ, or the teacher predicts no text or is quantised.
+        NotPossibleError: the vocabularies differ, or the teacher predicts no text, is quantised
+            or has a shorter context than the sequences.
         UnknownModelError: the catalog has no such model.
     """
     teacher = teacher_of(workload)
@@ -73,11 +74,20 @@ def refuse_unlike_teacher(student: ModelSpec, workload: TrainWorkload) -> None:
             FIELD,
         )
 
+    if (tokens := workload.sequence_length) > teacher.max_position_embeddings:
+        raise NotPossibleError(
+            f"teacher_model {teacher.id} has a context of {teacher.max_position_embeddings} tokens "
+            f"(max_position_embeddings), and sequence_length is {tokens}: the teacher reads whole "
+            "sequences, so shorten them, or choose a teacher with a longer context",
+            FIELD,
+        )
+
 
 def teacher_setting(setting: Setting, workload: TrainWorkload) -> Setting | None:
     """Return the trainer's setting with the teacher in place of the student, None without one.
 
-    It is sharded as the student, and its weights have the dtype of the products.
+    It is sharded as the student, and its weights have the dtype of the products, in which
+    Slipway's jobs load it. ``trl distillation`` itself loads it in fp32 unless ``--dtype`` is set.
     """
     model = teacher_of(workload)
     if model is None:

@@ -344,7 +344,9 @@ class Exchange:
             self.setting.line(GROUP, name, "communication"),
             payload_bytes=weight_bytes,
             ranks=where(gathered, layout.shard_ranks, 1),
-            link_bytes_per_s=ring_link(self.setting, self.rates, span, layout.tensor * layout.context),
+            link_bytes_per_s=ring_link(
+                self.setting, self.rates, span, layout.tensor * layout.context
+            ),
             latency_s=self.rates.latency_s,
             count=forwards.number,
         )

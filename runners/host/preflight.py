@@ -31,7 +31,7 @@ from runners.launchers import attempts, launch
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.facts import GpuFacts
-from runners.shared.messages import MAIN, Needs, PreflightCheck, no, yes
+from runners.shared.messages import MAIN, MAX_SENTENCE, Needs, PreflightCheck, no, yes
 from runners.supervision import procfs
 from runners.supervision.child import compiler_name
 
@@ -458,10 +458,44 @@ def _disk(place: HostState) -> PreflightCheck:
 
 def _sources(needs: Needs, place: HostState) -> Iterator[PreflightCheck]:
     """Check the model and the data sets that a job names."""
+    least = place.config.min_free_bytes
     if needs.model is not None:
-        yield from _model(needs, needs.model, place)
+        for check in _model(needs, needs.model, place):
+            yield check
+            least += int(check.figures.get("missing_bytes", 0))
+    if needs.teacher is not None:
+        yield _teacher(needs, needs.teacher, place, least)
     for data in needs.data:
         yield preflight_hub.check(data, place.host_dir.path, place.config.min_free_bytes)
+
+
+def _teacher(
+    needs: Needs, teacher: StoredModel, place: HostState, least_free_bytes: int
+) -> PreflightCheck:
+    """Check that a distillation's teacher is there or can be downloaded beside the model."""
+    if isinstance(teacher, HubModel):
+        path = place.host_dir.path
+        check = preflight_hub.check(teacher, path, least_free_bytes, needs.trusted_code)
+    else:
+        check = _confined(teacher, place)[0]
+    sentence = f"Teacher: {check.sentence}"[:MAX_SENTENCE]
+    return check.model_copy(update={"name": "teacher", "sentence": sentence})
+
+
+def _confined(model: StoredModel, place: HostState) -> tuple[PreflightCheck, Path | None]:
+    """Return whether a folder or an attempt's output is there, and the folder to read."""
+    stores = place.config.object_stores
+    try:
+        confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts, stores)
+    except LaunchRefusedError as refusal:
+        remedy = "Put the model below one of the host's model folders, or choose another model."
+        return no("model", f"{str(refusal)[:500]}.", remedy), None
+    if isinstance(confined, FolderModel) and is_store_url(confined.path):
+        return preflight_hub.check_store(confined.path, place.host_dir), None
+    where = getattr(confined, "path", None)
+    if where is None:
+        return yes("model", "The model is there: an earlier attempt's output."), None
+    return yes("model", f"The model is there: {str(where)[:300]}."), Path(where)
 
 
 def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[PreflightCheck]:
@@ -470,23 +504,12 @@ def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[Prefl
         least = place.config.min_free_bytes
         yield preflight_hub.check(model, place.host_dir.path, least, needs.trusted_code)
         return
-    stores = place.config.object_stores
-    try:
-        confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts, stores)
-    except LaunchRefusedError as refusal:
-        remedy = "Put the model below one of the host's model folders, or choose another model."
-        yield no("model", f"{str(refusal)[:500]}.", remedy)
+    check, folder = _confined(model, place)
+    yield check
+    if folder is None:
         return
-    if isinstance(confined, FolderModel) and is_store_url(confined.path):
-        yield preflight_hub.check_store(confined.path, place.host_dir)
-        return
-    where = getattr(confined, "path", None)
-    if where is None:
-        yield yes("model", "The model is there: an earlier attempt's output.")
-        return
-    yield yes("model", f"The model is there: {str(where)[:300]}.")
     roots = tuple(root.resolve() for root in place.model_roots)
-    query = FolderQuery(Path(where), roots, place.host_dir.path, needs.context_tokens)
+    query = FolderQuery(folder, roots, place.host_dir.path, needs.context_tokens)
     is_login_node = place.config.scheduler is not None
     wanted = preflight_weights.EngineNeeds(needs.environment, needs.memory_bytes, is_login_node)
     yield from preflight_weights.checks(wanted, query)

@@ -822,8 +822,11 @@ def _against_teacher(spec: TrainSpec) -> Iterator[str]:
             "teacher is not given, and distillation learns its probabilities; name a folder, a "
             "repository, or the model of an earlier job"
         )
-    elif spec.teacher == spec.model and spec.lora is None:
-        yield "teacher is the model itself, from which nothing is learnt; name another"
+    elif spec.teacher == spec.model and (spec.lora is None or spec.lora.base_dtype != "nf4"):
+        yield (
+            "teacher is the model itself, from which nothing is learnt; name another, or train "
+            "adapters on its weights in 4 bits (lora.base_dtype nf4)"
+        )
     if isinstance(spec.teacher, HubModel) and spec.teacher.weights == "gguf":
         yield "teacher is a repository of GGUF files; name its original repository"
     if spec.beta > 1.0:

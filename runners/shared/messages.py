@@ -281,6 +281,7 @@ class Needs(Message):
     memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
     context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
     model: StoredModelRef | None = None
+    teacher: StoredModelRef | None = None  # of a distillation; hosts of earlier releases ignore it
     data: tuple[HubData, ...] = ()  # data sets that the job downloads
     packages: tuple[str, ...] = ()  # additional packages that its environment must pin
     num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split

@@ -105,6 +105,8 @@ def test_what_is_no_distillation_is_refused_by_its_field():
         ({"teacher_model": {**TINY, "vocab_size": 4224}}, "workload.teacher_model",
          "has 4224 tokens in its vocabulary, custom has 4096"),
         ({"teacher_model": small}, "workload.teacher_model", "has 151936 tokens"),
+        ({"teacher_model": {**DEEPER, "max_position_embeddings": LENGTH - 1}},
+         "workload.teacher_model", "has a context of 511 tokens"),
         ({"teacher_model": "no/such"}, "workload.teacher_model", "no model of the catalog"),
         ({"num_generations": 4}, "num_generations", "is of the objective grpo"),
         ({"staleness": 1}, "staleness", "is of the objective grpo"),
@@ -118,7 +120,7 @@ def test_what_is_no_distillation_is_refused_by_its_field():
         assert field in (getattr(refused.value, "field", None) or str(refused.value)), workload
     with pytest.raises(ValueError, match="choose objective distillation"):
         TrainWorkload(sequence_length=8, global_batch_size=8, teacher_model="Qwen/Qwen3-8B")
-    with pytest.raises(PlannerError, match="set engine to trl"):
+    with pytest.raises(PlannerError, match="supervised and grpo alone; set engine to trl"):
         asked(engine="nemo_rl")
     coded = {**WORK, "teacher_model": "Qwen/Qwen3-8B-FP8"}
     with pytest.raises(PlannerError, match="is stored in fp8"):

@@ -93,6 +93,18 @@ def test_a_model_is_looked_for_below_the_roots(place, host_dir):
         assert not checked(Needs(kind="benchmark", model=model), place)["model"].ok, model
 
 
+def test_a_teacher_is_looked_for_beside_the_model(place, host_dir):
+    (host_dir.models / "llama").mkdir()
+    for path, is_there in (("llama", True), ("mistral", False)):
+        needs = Needs(
+            kind="train", model=FolderModel(path="llama"), teacher=FolderModel(path=path)
+        )
+        found = checked(needs, place)
+        assert found["model"].ok, path
+        assert found["teacher"].ok == is_there, path
+        assert found["teacher"].sentence.startswith("Teacher: "), path
+
+
 def test_a_port_that_somebody_listens_on_is_taken_and_a_free_one_passes(place):
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -273,7 +273,7 @@ def needs_of(attempt: Attempt) -> Needs:
     """Return what an attempt requires of its host."""
     spec: dict[str, Any] = attempt.job.spec
     peak = attempt.job.prediction.get("peak_memory_bytes") or {}
-    model = spec.get("model") or {}
+    model, teacher = spec.get("model") or {}, spec.get("teacher") or {}
     allocations = Allocation.objects.filter(attempt=attempt, device__kind="gpu", released_at=None)
     gpus = tuple(allocations.order_by("device__index").values_list("device__uuid", flat=True))
     return Needs.model_validate(
@@ -286,6 +286,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "context_tokens": _context(spec),
             "model": model if model.get("source") in STORED else None,
+            "teacher": teacher if teacher.get("source") in STORED else None,
             "data": _data_sets(spec.get("data") or {}),
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),

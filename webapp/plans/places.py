@@ -159,7 +159,11 @@ def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
     """
     rows = rows or NamedRows(plan.document, plan)
     document, host, shared = rows.document, rows.host, rows.shared
-    team_model, teacher = rows.team_model, team_teacher(document, plan.team)
+    team_model = rows.team_model
+    places = [host] if host else shared.hosts if shared else []
+    if shared is not None and team_model is not None and team_model.host_id:
+        places = [each for each in places if each.pk == team_model.host_id]
+    teacher = team_teacher(document, plan.team, {each.pk for each in places})
     if shared is not None:
         named = [each.host_id for each in (team_model, teacher) if each]
         holder = next(filter(None, named), None)  # of the model's weights, or the teacher's

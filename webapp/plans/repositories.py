@@ -128,10 +128,12 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
         RepositoryProblem: the hub refuses a repository: it has none of the name, or access to it;
             or a data set has no files of the split that jobs read.
     """
+    teacher = getattr(spec, "teacher", None)
 
     def resolved(named: Reference) -> Reference:
         if not isinstance(named, HubModel | HubData):
             return named
+        original = named
         if isinstance(named, HubModel) and not named.hub:
             named = named.model_copy(update={"hub": hub_of(named)})
         if isinstance(named, HubModel) and COMMIT.fullmatch(named.revision):
@@ -141,7 +143,8 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
                 commit = _ask_for_data(named, team)
             else:
                 name = RepositoryName(named.repository, named.revision, named.file, named.hub)
-                commit = _ask(name, team, has_config=False).commit
+                field = "workload.teacher_model" if original is teacher else "model.repository"
+                commit = _ask(name, team, has_config=False, field=field).commit
         except UnreachableError:
             return named
         return named.model_copy(update={"revision": commit})
@@ -149,13 +152,18 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     return with_references(spec, resolved)
 
 
-def _ask(name: RepositoryName, team: Team, *, has_config: bool) -> Repository:
-    """Return the repository; a GGUF file or type that is named is one of its own."""
+def _ask(
+    name: RepositoryName, team: Team, *, has_config: bool, field: str = "model.repository"
+) -> Repository:
+    """Return the repository; a GGUF file or type that is named is one of its own.
+
+    ``field`` names it in the plan.
+    """
     # Here: the hub's library takes half a second to import.
     from runners.hub.listing import check_access, look_up, read_config
     from runners.hub.selection import needed_files
 
-    with _asking(team, "model.repository", name.hub) as settings:
+    with _asking(team, field, name.hub) as settings:
         listing = look_up(name, settings, ASK_SECONDS)
         if name.file:
             needed_files(listing, "gguf", name.file)

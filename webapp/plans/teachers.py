@@ -1,5 +1,6 @@
 """The teacher of a distillation that a plan names: a model of its team, or one of the catalog."""
 
+from collections.abc import Collection
 from typing import Any
 
 from django.db.models import Q
@@ -26,10 +27,13 @@ def teacher_name(document: PlanDocument) -> str:
     return values.teacher_model.strip() if is_taught and isinstance(values, FinetuneWork) else ""
 
 
-def team_teacher(document: PlanDocument, team: Team) -> TeamModel | None:
-    """Return the team's model that is the teacher, by its id or the newest of its name.
+def team_teacher(
+    document: PlanDocument, team: Team, hosts: Collection[object] = ()
+) -> TeamModel | None:
+    """Return the team's model that is the teacher, by its id or its name.
 
-    None of a plan without a teacher, or with one of the catalog.
+    Of several of its name the newest one that ``hosts``, the ids of the plan's hosts, can load;
+    without such the newest. None of a plan without a teacher, or with one of the catalog.
 
     Raises:
         DraftProblem: neither the team nor the catalog has it.
@@ -38,7 +42,11 @@ def team_teacher(document: PlanDocument, team: Team) -> TeamModel | None:
     if not name:
         return None
     own = TeamModel.objects.filter(Q(pk=name) | Q(name=name), team=team)
-    found = own.select_related("host").first()
+    rows = sorted(
+        own.select_related("host"),
+        key=lambda each: (each.pk != name, each.host_id not in {None, *hosts}),
+    )
+    found = rows[0] if rows else None
     if found is None and not is_known_model(name):
         raise DraftProblem(
             f"The teacher {name} is no model of your team and none of the catalog. Add its "

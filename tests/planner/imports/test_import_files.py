@@ -439,12 +439,26 @@ def test_a_distillation_states_its_teacher_or_needs_one():
         "teacher_model": "Qwen/Qwen3-8B", "max_completion_length": 256,
     }  # fmt: skip
     assert draft.request["pins"]["rollout"] == {"engine": "transformers"}
-    assert draft.assumptions == ()
-    for other, share in (("", "1"), ("--teacher_model_name_or_path acme/x", "0.5")):
-        draft = read_paste(f"{line}{other} --lmbda {share}")
+    assert [each.partition(":")[0] for each in draft.assumptions] == [
+        "no --dtype (float32 by default)", "--temperature 0.9"
+    ]  # fmt: skip
+    for other in ("", "--teacher_model_name_or_path acme/x"):
+        draft = read_paste(f"{line}{other}")
         needs = any(each.startswith("workload.teacher_model") for each in draft.missing)
         assert needs == (not other), draft.missing
-        assert bool(draft.assumptions) == (share != "1")
+    for option, where in (
+        ("--lmbda 0.5", "unknown"),
+        ("--num_generations 4", "unknown"),
+        ("--num_iterations 2", "unknown"),
+        ("--generation_batch_size 32", "unknown"),
+        ("--beta 1.5", "ignored"),
+    ):
+        draft = read_paste(f"{line}--teacher_model_name_or_path Qwen/Qwen3-8B {option}")
+        assert option in [each.source for each in getattr(draft, where)], option
+        assert not {"num_generations", "num_iterations"} & set(draft.request["workload"]), option
+    for dtype, is_wide in (("bfloat16", False), ("float32", True)):
+        assumed = read_paste(f"{line}--dtype {dtype}").assumptions
+        assert any("fp32" in each for each in assumed) == is_wide, dtype
 
 
 def test_a_pairs_batch_counts_both_answers_and_its_reference_may_answer_ahead():

@@ -261,6 +261,12 @@ def test_model_cache_attention_compiler_and_environment_are_among_the_needs(team
         (ServeSpec(**llama, max_length=2048, kv_cache_tokens=6000), {"context_tokens": 6000}),
         (ServeSpec(**llama), {"context_tokens": 0, "environment": "llamacpp"}),
         (ServeSpec(model=model, max_length=2048), {"context_tokens": 0}),
+        (
+            TrainSpec(
+                objective="distillation", teacher=model, engine="trl", beta=1.0, temperature=1.0
+            ),
+            {"teacher": model},
+        ),
         (TrainSpec(attention="flex"), {"attention": "flex", "compiles": True}),
         (TrainSpec(attention="flash"), {"attention": "flash", "compiles": False}),
     ):

@@ -2,15 +2,17 @@
 
 import pytest
 
-from runners.jobspec import ArtefactModel
+from runners.jobspec import ArtefactModel, HubModel
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
+from webapp.hosts.models import Host
 from webapp.jobs.launching import launch_description, launchable_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.places import question_of
 from webapp.plans.planning import current_answer
-from webapp.plans.teachers import teacher_ref
+from webapp.plans.repositories import RepositoryProblem
+from webapp.plans.teachers import teacher_ref, team_teacher
 
 TAUGHT = {
     "objective": "distillation",
@@ -49,6 +51,7 @@ def test_a_teacher_of_the_team_is_planned_and_its_folder_goes_with_the_job(plan_
 def test_a_teacher_may_be_a_jobs_model_or_the_catalogs_repository(plan_of, trained, host):
     for name, expected in (
         (trained.name, ArtefactModel(attempt_id=trained.attempt_id)),
+        ("qwen3-8b", HubModel(repository="Qwen/Qwen3-8B")),
         ("HuggingFaceTB/SmolLM2-1.7B", None),
     ):
         question = question_of(plan_of("finetune", "catalog", teacher_model=name, **TAUGHT))
@@ -76,3 +79,25 @@ def test_unlike_vocabularies_unknown_names_and_weights_elsewhere_are_refused_by_
         with pytest.raises(DraftProblem, match=said) as refused:
             plan_launch(plan=plan, by=alice)
         assert refused.value.field in {"teacher_model", "workload.teacher_model"}, name
+
+
+def test_of_two_teachers_of_one_name_the_plans_host_has_the_first_choice(plan_of, large, team):
+    elsewhere = Host.objects.create(team=team, name="far", slug="far", pool=large.host.pool)
+    fields = {"source": "folder", "path": "large", "config": large.config}
+    newest = TeamModel.objects.create(team=team, name=large.name, host=elsewhere, **fields)
+    plan = plan_of("finetune", "folder", teacher_model=large.name, **TAUGHT)
+    assert question_of(plan).teacher == large
+    assert team_teacher(plan.document, team) == newest
+    assert team_teacher(plan.document, team, {elsewhere.pk}) == newest
+
+
+def test_a_teacher_that_the_hub_has_not_is_refused_by_its_field(
+    plan_of, large, team, alice, own_hub
+):
+    TeamModel.objects.create(
+        team=team, name="gone", source="hub", repository="acme/none", config=large.config
+    )
+    plan = plan_of("finetune", "folder", teacher_model="gone", **TAUGHT)
+    with pytest.raises(RepositoryProblem, match="acme/none") as refused:
+        plan_launch(plan=plan, by=alice)
+    assert refused.value.facts["errors"][0]["field"] == "workload.teacher_model"

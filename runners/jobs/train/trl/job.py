@@ -144,7 +144,7 @@ def _prepare(job: Job, spec: TrainSpec, stack: ExitStack) -> Tuning:
     job.emitter.phase("Building the model")
     tokenizer = _tokenizer(folder, records)
     if teacher is not None:
-        records.remarks += check_vocabularies(folder, tokenizer, teacher)
+        records.remarks += check_vocabularies(folder, tokenizer, teacher, spec.sequence_length)
     tuning = Tuning(
         job, spec, objective, folder, tokenizer, device, records, course, notes, teacher
     )

@@ -41,12 +41,15 @@ def teacher_digest(job: Job, spec: TrainSpec) -> dict[str, str]:
 
 
 def check_vocabularies(
-    student: Path, tokenizer: PreTrainedTokenizerBase, teacher: Path
+    student: Path, tokenizer: PreTrainedTokenizerBase, teacher: Path, tokens: int
 ) -> list[str]:
     """Check that both models' probabilities are of the same tokens; return remarks.
 
+    ``tokens``: of the longest sequence, which the teacher reads whole.
+
     Raises:
-        BadInputError: the vocabularies have other sizes, or a token another meaning.
+        BadInputError: the vocabularies have other sizes, or a token another meaning; the
+            teacher's context is shorter than a sequence.
     """
     sizes = [_vocabulary_size(each) for each in (student, teacher)]
     if sizes[0] != sizes[1]:
@@ -55,6 +58,7 @@ def check_vocabularies(
             f"{student.name} has {sizes[0]}; distillation compares the probabilities of every "
             "token, so name a teacher of the same family with as many"
         )
+    _check_context(teacher, tokens)
     own, other = (_by_id(each) for each in (tokenizer, _tokenizer(teacher)))
     unlike = sorted(at for at in own.keys() & other.keys() if own[at] != other[at])
     if unlike:
@@ -65,6 +69,17 @@ def check_vocabularies(
         )
     alone = len(own.keys() ^ other.keys())
     return [f"{alone:,} tokens are in one tokenizer of student and teacher alone"] if alone else []
+
+
+def _check_context(teacher: Path, tokens: int) -> None:
+    config: Any = AutoConfig.from_pretrained(str(teacher), local_files_only=True)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and tokens > context:
+        raise BadInputError(
+            f"teacher: {teacher.name} has a context of {context} tokens "
+            f"(max_position_embeddings), and sequence_length is {tokens}; shorten the sequences, "
+            "or name a teacher with a longer context"
+        )
 
 
 def _vocabulary_size(folder: Path) -> int:

@@ -67,6 +67,10 @@ def test_a_spec_that_trl_cannot_train_is_refused_with_the_way_out():
         ({"teacher": FOLDER}, "teacher is no option of the objective dpo"),
         (TAUGHT | {"teacher": None}, "teacher is not given, and distillation learns its"),
         (TAUGHT | {"teacher": FolderModel(path="m")}, "teacher is the model itself"),
+        (
+            TAUGHT | {"teacher": FolderModel(path="m"), "lora": {"rank": 8}},
+            "teacher is the model itself.*base_dtype nf4",
+        ),
         (TAUGHT | {"beta": 1.5}, "beta is 1.5, and of distillation it lies between 0"),
         (TAUGHT | {"num_generations": 4}, "num_generations is no option of the objective dist"),
         (TAUGHT | {"text_samples": {"every_steps": 9}}, "text_samples is an option of the engine"),
