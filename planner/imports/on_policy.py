@@ -102,7 +102,8 @@ def _add_teacher(draft: Draft, option: Option | None) -> None:
 def _add_of_distillation(draft: Draft, options: Options, *, of_program: bool) -> None:
     """Record the teacher's dtype and the temperature; reject what `trl distillation` has not.
 
-    Source: huggingface/trl 1.16.0, trl/trainer/distillation_config.py, trl/scripts/distillation.py.
+    Source: huggingface/trl 1.16.0, trl/trainer/distillation_config.py and
+    trl/scripts/distillation.py.
     """
     for name in NOT_OF_DISTILLATION:
         if (option := draft.take(options, name)) is not None:

@@ -102,7 +102,7 @@ class MemoryAnswer(SparseSpec):
 
     For a pipeline it has the layers per stage, and on mixed devices the capacity and device of
     each stage. For a compression it has the size of the result; ``disk_bytes`` also counts the
-    original.
+    original. ``reference_weights`` of a distillation are its teacher's.
     """
 
     per_device_peak_bytes: int = Field(description="Peak memory of the fullest device")
