@@ -77,8 +77,8 @@ def refuse_unlike_teacher(student: ModelSpec, workload: TrainWorkload) -> None:
     if (tokens := workload.sequence_length) > teacher.max_position_embeddings:
         raise NotPossibleError(
             f"teacher_model {teacher.id} has a context of {teacher.max_position_embeddings} "
-            f"tokens (max_position_embeddings), and sequence_length is {tokens}: the teacher reads whole "
-            "sequences, so shorten them, or choose a teacher with a longer context",
+            f"tokens (max_position_embeddings), and sequence_length is {tokens}: the teacher "
+            "reads whole sequences, so shorten them, or choose a teacher with a longer context",
             FIELD,
         )
 
