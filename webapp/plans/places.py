@@ -28,7 +28,7 @@ from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, HostState, Pool
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
-from webapp.plans.teachers import teacher_config, team_teacher
+from webapp.plans.teachers import teacher_config, teacher_name, team_teacher
 
 UNREADY = frozenset({HostState.RETIRED, HostState.PENDING})  # not offered to plan for
 
@@ -163,7 +163,10 @@ def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
     places = [host] if host else shared.hosts if shared else []
     if shared is not None and team_model is not None and team_model.host_id:
         places = [each for each in places if each.pk == team_model.host_id]
-    teacher = team_teacher(document, plan.team, {each.pk for each in places})
+    is_taught = bool(teacher_name(document))  # a draft that is only asked about has no team
+    teacher = (
+        team_teacher(document, plan.team, {each.pk for each in places}) if is_taught else None
+    )
     if shared is not None:
         named = [each.host_id for each in (team_model, teacher) if each]
         holder = next(filter(None, named), None)  # of the model's weights, or the teacher's
