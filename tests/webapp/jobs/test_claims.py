@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, connections, transaction
 from pydantic import ValidationError
 
-from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, FileData, FolderModel, ServeSpec, TrainSpec
 from runners.shared.messages import ClaimRequest, PreflightCheck
 from tests.webapp.conftest import GIB, claim, enrol, make_beat, make_facts, make_job, new_attempt
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members, start
@@ -252,6 +252,7 @@ def test_model_cache_attention_compiler_and_environment_are_among_the_needs(team
     model = FolderModel(path="llama")
     llama = {"model": model, "engine": "llamacpp"}
     sizes = {"max_length": 2048, "max_concurrency": 4}
+    taught = {"model": FolderModel(path="student"), "teacher": model}
     for spec, needed in (
         (
             BenchmarkSpec(model=model, weight_dtype="int8"),
@@ -263,9 +264,15 @@ def test_model_cache_attention_compiler_and_environment_are_among_the_needs(team
         (ServeSpec(model=model, max_length=2048), {"context_tokens": 0}),
         (
             TrainSpec(
-                objective="distillation", teacher=model, engine="trl", beta=1.0, temperature=1.0
+                **taught,
+                objective="distillation",
+                engine="trl",
+                beta=1.0,
+                temperature=1.0,
+                data=FileData(path="a.jsonl"),
+                max_completion_length=64,
             ),
-            {"teacher": model},
+            taught,
         ),
         (TrainSpec(attention="flex"), {"attention": "flex", "compiles": True}),
         (TrainSpec(attention="flash"), {"attention": "flash", "compiles": False}),
