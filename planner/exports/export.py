@@ -23,6 +23,7 @@ from planner.specs.workload import (
     Workload,
 )
 from planner.techniques.registry import Case
+from planner.workload.cluster import resolve_cluster, resolve_device
 from planner.workload.device_groups import group_replicas, node_groups_of
 from planner.workload.disaggregate import ReplicaShare, replica_shares
 from planner.workload.inference_memory import longest_request
@@ -34,13 +35,7 @@ from planner.workload.layouts import (
     weight_blocks,
 )
 from planner.workload.option_rules import option_rules
-from planner.workload.resolve import (
-    filled_layout,
-    is_stored_as,
-    resolve,
-    resolve_cluster,
-    resolve_device,
-)
+from planner.workload.resolve import filled_layout, is_stored_as, resolve
 from planner.workload.setting import Setting
 from planner.workload.training_memory import FUSED_METHODS
 

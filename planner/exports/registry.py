@@ -30,7 +30,8 @@ from planner.specs.estimate import PlannedStrategy, PlanRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.techniques.registry import Case
-from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+from planner.workload.cluster import resolve_cluster, resolve_device
+from planner.workload.resolve import resolve_model
 
 # The measuring script of an export: a probe that contains the prediction.
 

@@ -23,9 +23,10 @@ from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
 from planner.specs.units import GIB, GIGA
+from planner.workload.cluster import resolve_device
 from planner.workload.costing import estimate_request
 from planner.workload.inference_memory import usable_bytes
-from planner.workload.resolve import resolve, resolve_device
+from planner.workload.resolve import resolve
 
 OVERHEAD = "runtime_overhead"
 # Prior of an engine's memory in addition to tensors, and its scale (distance per unit of loss).

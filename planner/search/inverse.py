@@ -31,8 +31,9 @@ from planner.specs.estimate import (
     Rejection,
 )
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.workload.cluster import SERVER_DEVICES, resolve_cluster, resolve_device
 from planner.workload.costing import estimate_request
-from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+from planner.workload.resolve import resolve_model
 
 # Searches for single values of an inverse question, with the reasons for failures.
 
@@ -222,8 +223,6 @@ def _by_time(value: int, interval: Interval, here: float, power: float) -> Inter
 # KV caches are paged in blocks of 16 tokens; kernels split sequences into blocks of 64.
 CONTEXT_STEP, SEQUENCE_STEP = 16, 64
 MAX_USERS, MAX_BATCH, MAX_DOUBLINGS = 2**17, 2**14, 12
-# Accelerators per server, if the cluster does not state it.
-SERVER_DEVICES = 8
 TRAINED_LENGTH = "max_position_embeddings"
 
 

@@ -31,9 +31,10 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.techniques.registry import Case
+from planner.workload.cluster import resolve_cluster, resolve_device
 from planner.workload.device_groups import clusters_by_node_kind
 from planner.workload.layouts import Layout
-from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+from planner.workload.resolve import resolve_model
 
 
 @dataclass(frozen=True)

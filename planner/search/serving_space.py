@@ -36,6 +36,7 @@ from planner.specs.workload import (
     Strategy,
     TrainWorkload,
 )
+from planner.workload.cluster import resolve_device
 from planner.workload.layouts import (
     Layout,
     Rule,
@@ -48,7 +49,7 @@ from planner.workload.layouts import (
     weight_blocks,
 )
 from planner.workload.option_rules import option_rules
-from planner.workload.resolve import default_group, resolve, resolve_device
+from planner.workload.resolve import default_group, resolve
 from planner.workload.setting import Setting
 
 # The strategy space of disaggregated serving with pinned pools: small, costed one by one.

@@ -32,7 +32,7 @@ from planner.specs.workload import (
     TrainWorkload,
     Workload,
 )
-from planner.workload.resolve import resolve_cluster, resolve_device
+from planner.workload.cluster import SERVER_DEVICES, resolve_cluster, resolve_device
 
 # Changes to a request that may make it feasible, each kind with its smallest step first.
 #
@@ -46,7 +46,6 @@ STEPS = {"input_tokens": 16, "sequence_length": 64}  # pages of a cache, blocks 
 MAX_DOUBLINGS = 4
 MAX_GUESSES = 4  # estimates of one strategy, before searches around the step that it tells
 FEW = 8  # steps that are tried one by one: fewer devices need not be less demanding
-SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
 # Methods that hold less beside or of the weights, first those that change the result least.
 # Adapters need pretrained weights.

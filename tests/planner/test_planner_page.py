@@ -16,7 +16,7 @@ from planner.imports.paste import MOST_CHARACTERS
 from planner.specs.base import read_quantization
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import InverseQuestion
-from planner.workload.resolve import resolve_cluster
+from planner.workload.cluster import resolve_cluster
 
 PAGE = (Path(__file__).parents[2] / "templates" / "docs" / "planner.md").read_text("utf-8")
 EXAMPLES = [json.loads(line) for line in re.findall(r"^\{.*\}$", PAGE, re.MULTILINE)]

@@ -12,7 +12,8 @@ from planner.search.suggest import more_devices, other_devices
 from planner.specs.base import BadRequestError, UnknownTopologyError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import EstimateRequest, PlanRequest
-from planner.workload.resolve import resolve, resolve_cluster
+from planner.workload.cluster import resolve_cluster
+from planner.workload.resolve import resolve
 from planner.workload.topology import (
     exchange_link,
     hand_over_link,

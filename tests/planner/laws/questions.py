@@ -23,7 +23,7 @@ from planner.specs.workload import (
     TrainMethod,
     TrainWorkload,
 )
-from planner.workload.resolve import resolve_device
+from planner.workload.cluster import resolve_device
 from tests.planner.laws.fields import DEVICES, Fields, some_fields
 
 SERVING = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "ik_llama_cpp", "exllamav2")
