@@ -55,6 +55,13 @@ def test_the_top_level_holds_nothing_unexpected_and_no_large_file():
     assert [path for path, size in sizes.items() if size > 2_000_000] == []
 
 
+def test_no_file_of_code_has_more_than_a_thousand_lines():
+    """A longer one has more than one subject: `resolve.py` grew to 1,022 unnoticed."""
+    code = (".py", ".js", ".css", ".html")
+    long = {path: text.count("\n") for path, text in tracked_text() if path.endswith(code)}
+    assert {path: lines for path, lines in long.items() if lines > 1_000} == {}
+
+
 def test_the_changelog_says_in_sixty_lines_what_each_release_brings():
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     _, *releases = re.split(r"^## ", text, flags=re.MULTILINE)
