@@ -21,6 +21,7 @@ from runners.shared.slurm import SlurmConfig
 SLURM_TIMEOUT_SECONDS = 200  # for a free node; otherwise retried later
 # With which the client of Kubernetes finds its cluster: the benchmark's environment is its own.
 OF_CLUSTER = ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+ON_NODE = (sys.executable, "-m", "runners.launchers.node_command", ".")
 
 
 class Scheduler(NamedTuple):
@@ -68,7 +69,7 @@ def _by_srun(config: SlurmConfig, command: Sequence[str]) -> Sequence[str]:
 
 def _in_pod(_config: KubernetesConfig, command: Sequence[str]) -> Sequence[str]:
     named = [f"{name}={os.environ[name]}" for name in OF_CLUSTER if name in os.environ]
-    return ("env", *named, sys.executable, "-m", "runners.launchers.kubernetes_run", ".", *command)
+    return ("env", *named, *ON_NODE, *command)
 
 
 def _ray_problem(config: RayConfig) -> str:
@@ -84,7 +85,7 @@ def _ray_problem(config: RayConfig) -> str:
 
 
 def _in_bundle(_config: RayConfig, command: Sequence[str]) -> Sequence[str]:
-    return (sys.executable, "-m", "runners.launchers.ray_run", ".", *command)
+    return (*ON_NODE, *command)
 
 
 SCHEDULERS: Mapping[SchedulerKind, Scheduler] = {

@@ -10,7 +10,7 @@ import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import kubernetes_nodes, kubernetes_run, scheduler
+from runners.launchers import kubernetes_nodes, node_command, scheduler
 from runners.launchers.attempts import AttemptFolder, Verdict
 from runners.launchers.kubernetes import KubernetesLauncher, scheduler_facts
 from runners.launchers.kubernetes_objects import QUEUE, Work, job_object, read_job
@@ -121,7 +121,7 @@ def cluster(tmp_path, monkeypatch):
     made = FakeCluster(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(kubernetes_run, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(node_command, "POLL_SECONDS", 0.05)
     for name in ("POLL_SECONDS", "AWAY_SECONDS"):
         monkeypatch.setattr(scheduler, name, 0.05)
     monkeypatch.setattr(scheduler, "SCHEDULER_SETTLE_SECONDS", 0.2)
@@ -441,10 +441,10 @@ def test_pods_of_others_are_read_and_never_touched(cluster):
 def test_a_short_command_runs_in_a_pod(cluster, host_dir, capsys):
     host_dir.save_scheduler(KubernetesConfig.model_validate(PLAIN))
     command = [sys.executable, "-c", "import os; print(os.environ['SLIPWAY_POD_IP'])"]
-    assert kubernetes_run.main([str(host_dir.path), *command]) == 0
+    assert node_command.main([str(host_dir.path), *command]) == 0
     assert capsys.readouterr().out == "127.0.0.1\n"
-    assert kubernetes_run.main([str(host_dir.path), sys.executable, "-c", "1/0"]) == 1
-    assert "the pod ended as Failed" in capsys.readouterr().err
+    assert node_command.main([str(host_dir.path), sys.executable, "-c", "1/0"]) == 1
+    assert "the job ended as Failed" in capsys.readouterr().err
     assert not list(host_dir.path.glob(".slipway-run*"))
 
 

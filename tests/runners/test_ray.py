@@ -9,7 +9,7 @@ import pytest
 
 from runners.jobspec import DemoModel, GenerateSpec, TrainSpec
 from runners.jobspec.generate import TensorSplit
-from runners.launchers import ray_driver, ray_run, scheduler
+from runners.launchers import node_command, ray_driver, scheduler
 from runners.launchers.attempts import AttemptFolder, Verdict
 from runners.launchers.launch import LaunchRefusedError
 from runners.launchers.nodes import RENDEZVOUS, free_port
@@ -34,7 +34,7 @@ def cluster(tmp_path, monkeypatch):
     made = Dashboard(tmp_path, "n1", "n2", "n3")
     for name in ("POLL_SECONDS", "AWAY_SECONDS", "SCHEDULER_SETTLE_SECONDS"):
         monkeypatch.setattr(scheduler, name, 0.05)
-    monkeypatch.setattr(ray_run, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(node_command, "POLL_SECONDS", 0.05)
     yield made
     made.close()
 
@@ -407,9 +407,9 @@ def test_a_chosen_kind_of_nodes_is_a_resource_of_the_bundle(cluster):
 def test_a_short_command_runs_in_a_bundle(cluster, host_dir, capsys):
     host_dir.save_scheduler(config(cluster))
     command = [sys.executable, "-c", "import os; print(os.environ['SLIPWAY_NODE_IP'])"]
-    assert ray_run.main([str(host_dir.path), *command]) == 0
+    assert node_command.main([str(host_dir.path), *command]) == 0
     assert capsys.readouterr().out == "127.0.0.1\n"
-    assert ray_run.main([str(host_dir.path), sys.executable, "-c", "1/0"]) == 1
+    assert node_command.main([str(host_dir.path), sys.executable, "-c", "1/0"]) == 1
     assert "as FAILED: Job entrypoint command failed with exit code 1" in capsys.readouterr().err
     assert not list(host_dir.path.glob(".slipway-run*"))
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from runners.jobspec import DrillSpec
-from runners.launchers.ray_run import main as run_on_node
+from runners.launchers.node_command import main as run_on_node
 from runners.supervision import child
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.programs import FOREVER
