@@ -18,6 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fresh"))
 pytest_plugins = [
     "tests.hub.fixtures",
     "tests.plugins.books",
+    "tests.plugins.costs",
     "tests.plugins.databases",
     "tests.plugins.extent",
     "tests.plugins.order",

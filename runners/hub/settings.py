@@ -9,6 +9,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -126,7 +127,7 @@ class HubSettings:
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return the authorities of https addresses; True: those that httpx uses by itself."""
-        return ssl.create_default_context(cafile=self.authorities) if self.authorities else True
+        return _trusting(self.authorities) if self.authorities else True
 
 
 def from_environment(
@@ -258,13 +259,27 @@ def _authorities(variables: Mapping[str, str]) -> Path | None:
         return None
     path = Path(variables[name].strip())
     try:
-        ssl.create_default_context(cafile=path)
+        _trusting(path)
     except (OSError, ValueError):
         raise HubSettingsError(
             f"{name} is {str(path)!r}, which is no readable PEM file of certificates: correct it, "
             "or unset it for the usual authorities"
         ) from None
     return path
+
+
+def _trusting(path: Path) -> ssl.SSLContext:
+    """Return a context that trusts a file's authorities: 25 ms once, until the file changes.
+
+    Raises:
+        OSError: the file cannot be read, or holds no certificate.
+    """
+    return _read_context(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read_context(path: Path, _modified: int) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=path)
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

@@ -18,7 +18,7 @@ from django.db import connection, router
 from django.db.migrations.loader import MigrationLoader
 
 from tests.mutants import server, tool
-from tests.plugins import databases, extent, order, unstable
+from tests.plugins import costs, databases, extent, order, unstable
 from tests.webapp.boot.conftest import run_pytest
 from webapp.boot import subjects, suite
 from webapp.boot.suite import ROOT
@@ -230,6 +230,52 @@ def test_the_gate_takes_a_quarter_and_one_of_each_kind_by_the_seed(monkeypatch):
     for share in (0.2, 1.1):
         with pytest.raises(ValueError, match=f"share is {share}"):
             extent.sample(cases, share=share)
+
+
+def test_the_gate_runs_every_cheap_test_and_costly_ones_within_its_budget_by_the_seed():
+    listed = {f"test_{number}.py::test_it": 2.0 for number in range(40)}
+    tests = [f"{name}[{case}]" for name in listed for case in "ab"] + ["test_0.py::test_cheap"]
+    always = f"{costs.ALWAYS[-1]}::test_it"
+    for seed in range(30):
+        found = costs.drawn([*tests, always], listed | {always: 9.0}, seed, budget=20.0)
+        assert {"test_0.py::test_cheap", always} < found
+        assert len(found) == 2 + 10
+        assert found == costs.drawn([*tests, always], listed | {always: 9.0}, seed, budget=20.0)
+    every = set().union(*(costs.drawn(tests, listed, seed, 20.0) for seed in range(99)))
+    assert every == set(tests)
+
+
+def test_each_costly_test_that_is_listed_exists():
+    """A renamed one counts as cheap and would run always: record the list anew."""
+    gone = []
+    for name in costs.read():
+        file, _, function = name.partition("::")
+        path = ROOT / file
+        if not path.exists() or function.partition("::")[0] not in path.read_text():
+            gone.append(name)
+    assert gone == []
+    assert [place for place in costs.ALWAYS if not (ROOT / place).exists()] == []
+
+
+def test_a_run_records_what_each_test_took(tmp_path, write):
+    write("def test_long(): pass\n")
+    plugin = tmp_path / "recorder.py"
+    plugin.write_text(
+        "from pathlib import Path\nfrom tests.plugins import costs\n"
+        f"costs.LIST, costs.COSTLY_SECONDS = Path({str(tmp_path / 'costs.csv')!r}), 0.0\n"
+    )
+    words = (
+        "-p",
+        "recorder",
+        "-p",
+        "tests.plugins.costs",
+        "--record-costs",
+        f"--rootdir={tmp_path}",
+    )
+    status, printed = run_pytest("-q", *words, str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert status == 0, printed
+    head, row = (tmp_path / "costs.csv").read_text().splitlines()
+    assert (head, row.partition(",")[0]) == ("test,seconds", "tests/test_one.py::test_long")
 
 
 @pytest.mark.parametrize(
