@@ -216,8 +216,16 @@ def passages_of(sample: PreferenceSample | RatedSample | PromptSample) -> dict[s
 class Reader:
     """Reads and validates the records of one file."""
 
-    def __init__(self, name: str, stated: Format | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        stated: Format | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
         """Create a reader for a file name; the first record determines an unstated format.
+
+        ``columns``: the field that each column is read as, which are then the only ones; a text
+        has none.
 
         Raises:
             DataError: the file type is not supported.
@@ -228,6 +236,10 @@ class Reader:
         self.num_empty = 0
         self.left_out: Counter[str] = Counter()  # records by the field of them that is not read
         self._unread_columns: tuple[str, ...] = ()
+        self._columns = dict(columns or {})
+        self._has_columns = False  # seen in a record
+        if self.suffix == ".txt" and self._columns:
+            raise DataError(f"{name}: a .txt file has no columns; leave out {self._named}")
         if self.suffix == ".txt" and stated not in {None, "text"}:
             raise DataError(
                 f"{name}: a .txt file is plain text; {stated} needs JSON lines or Parquet"
@@ -307,7 +319,8 @@ class Reader:
             yield begin, b"".join(lines)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        rows = rows_in_subprocess(file, sorted(READ), MAX_LINE_BYTES, self._skip_columns)
+        read = sorted(self._columns or READ)
+        rows = rows_in_subprocess(file, read, MAX_LINE_BYTES, self._skip_columns)
         try:
             for number, line in rows:
                 if len(line) > MAX_LINE_BYTES:
@@ -342,7 +355,8 @@ class Reader:
                     if not cells:
                         continue
                     row = dict(itertools.zip_longest(names, cells, fillvalue=""))
-                    yield number, json.dumps({k: v for k, v in row.items() if k in READ}).encode()
+                    read = {k: v for k, v in row.items() if k in (self._columns or READ)}
+                    yield number, json.dumps(read).encode()
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(
                 f"{self.name}: the row after {number} is no comma-separated values: {error}"
@@ -356,7 +370,7 @@ class Reader:
             )
         if len(set(names)) < len(names):
             raise DataError(f"{self.name}: its first line names a column twice; keep one")
-        self._skip_columns([name for name in names if name not in READ])
+        self._skip_columns([name for name in names if name not in (self._columns or READ)])
 
     def _entries(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """Yield the entries of a JSON list, a piece of which is read at a time."""
@@ -394,7 +408,7 @@ class Reader:
 
     def _skip_columns(self, names: Collection[str]) -> None:
         for name in names:
-            if name in REFUSED:
+            if name in REFUSED and not self._columns:
                 raise DataError(f"{self.name}: column “{name}”: {REFUSED[name]}")
         self._unread_columns = tuple(names)
 
@@ -428,11 +442,13 @@ class Reader:
             raise self._error(line, reason, text) from None
         if not isinstance(document, dict):
             raise self._error(line, f"it is not a JSON object; {ONE_OBJECT}", text)
+        left_out: set[str] = set(self._unread_columns)
+        if self._columns:
+            document = self._chosen(line, document, text, left_out)
         if self.format is None:
             self.format = self._format_of(line, document, text)
         if self.suffix == ".parquet":
             document = {name: _without_nulls(value) for name, value in document.items()}
-        left_out: set[str] = set(self._unread_columns)
         try:
             _refuse_rating(document, self.format)
             if self.format == "chat":
@@ -444,6 +460,34 @@ class Reader:
         if sample is not None:
             self.left_out.update(left_out)
         return sample
+
+    def _chosen(
+        self, line: int, document: Mapping[str, Any], text: str, left_out: set[str]
+    ) -> dict[str, Any]:
+        """Return the fields of a record that its chosen columns are read as.
+
+        A column may be absent from a record, but not from the first one.
+        """
+        is_table = bool(self._unread_columns) and not self._columns.keys() & document.keys()
+        missing = [name for name in self._columns if name not in document]
+        if missing and not self._has_columns:
+            has = sorted({*map(str, document), *self._unread_columns}) or ["none"]
+            raise self._error(
+                line,
+                f"it has no column “{missing[0]}”, and {self._named} are read; its columns are "
+                f"{', '.join(has)[:200]}",
+                "" if is_table else text,
+            )
+        self._has_columns = True
+        left_out.update(map(str, document.keys() - self._columns.keys()))
+        return {field: document[name] for name, field in self._columns.items() if name in document}
+
+    @property
+    def _named(self) -> str:
+        named = (
+            f"{name}={field}" if name != field else name for name, field in self._columns.items()
+        )
+        return f"the columns {', '.join(named)}"
 
     def _format_of(self, line: int, document: Mapping[str, Any], text: str) -> Format:
         for each, fields in FIELDS.items():

@@ -73,7 +73,8 @@ def check(
     name, problem = model.repository, printed(str(answer.get("problem", "")))
     title = "data" if isinstance(model, HubData) else "model"
     if answer.get("state") == "hub":
-        return _room(title, name, answer, host_dir, least_free_bytes)
+        records = model.records if isinstance(model, HubData) else None
+        return _room(title, name, answer, host_dir, least_free_bytes, records)
     if answer.get("state") == "cache":
         code = f" {words}" if (words := answer.get("code")) else ""
         sentence = f"{name} is in this host's cache; the hub does not answer: {problem}{code}"
@@ -101,11 +102,22 @@ def check_store(url: str, host_dir: HostDir) -> PreflightCheck:
 
 
 def _room(
-    title: str, name: str, answer: Mapping[str, Any], host_dir: Path, least_free_bytes: int
+    title: str,
+    name: str,
+    answer: Mapping[str, Any],
+    host_dir: Path,
+    least_free_bytes: int,
+    records: int | None,
 ) -> PreflightCheck:
     total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
+    more = int(answer["most_bytes"]) - total if records else 0
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
     code = f" {words}" if (words := answer.get("code")) else ""
+    if more > 0:
+        code += (
+            f" That is the first file: of the split's other {size_text(more)} as many follow as "
+            f"{records:,} records need."
+        )
     if not missing:
         sentence = printed(f"{named} is in this host's cache.{code}")
         return yes(title, sentence, total_bytes=float(total))

@@ -1,8 +1,8 @@
 """What a host would download by name: one question on stdin, one JSON line as the answer.
 
 ``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "hub",
-"seconds"}``, of data ``subset``, ``split`` and ``host_dir`` instead of weights; ``rule``,
-``spared`` and ``trusted``, the keys of allowed code, may be there.
+"seconds"}``, of data ``subset``, ``split``, ``records`` and ``host_dir`` instead of weights;
+``rule``, ``spared`` and ``trusted``, the keys of allowed code, may be there.
 A process of its own, so that the agent stays small: the hub's library takes 60 MB.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from runners.hub.data_files import data_files, look_up_data
+from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.errors import HubError
 from runners.hub.listing import HubFile, Listing, look_up, with_code_stated
 from runners.hub.pruning import PruneRule, prunable
@@ -33,9 +33,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     or the whole split of data, else "failed" with ``kind`` and ``problem``. ``total_bytes`` of all
     files that the job needs, ``missing_bytes`` of those that the cache lacks; ``prunable_bytes``
     of other models that may be deleted for it, by the ``rule`` of the question but never the
-    ``spared`` ones.
+    ``spared`` ones. Of the first ``records`` of data these are of their first file, and
+    ``most_bytes`` of the split.
     """
     repository, revision, code = question["repository"], question["revision"], ""
+    most_bytes = 0
     try:
         # Data sets are Hugging Face's.
         hub = question.get("hub", "huggingface")
@@ -47,6 +49,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         if "split" in question:
             listing = look_up_data(name, settings, question["seconds"])
             files = data_files(listing, question["subset"], question["split"], settings)
+            most_bytes = sum(file.size for file in files)
+            if question.get("records"):
+                files = files[: 1 + (files[0].path == CARD)]
         else:
             listing = look_up(name, settings, question["seconds"])
             listing = with_code_stated(listing, settings, question["seconds"])
@@ -70,6 +75,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "state": "hub",
         "commit": listing.commit,
         "total_bytes": sum(file.size for file in files),
+        "most_bytes": most_bytes,
         "missing_bytes": missing_bytes,
         "prunable_bytes": sum(model.bytes for model in others),
         "cache": str(settings.cache),
@@ -110,7 +116,8 @@ def _has_split(question: dict[str, Any], commit: str, settings: HubSettings) -> 
     """Return whether the cache has all of a split, if the question is of one."""
     if "split" not in question:
         return True
-    data = HubData(**{name: question[name] for name in ("repository", "subset", "split")})
+    names = ("repository", "subset", "split", "records")
+    data = HubData(**{name: question[name] for name in names if name in question})
     return bool(stored_split(Path(question["host_dir"]), data, commit, settings))
 
 

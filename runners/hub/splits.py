@@ -16,14 +16,21 @@ FOLDER = "hub_splits"
 
 
 def note_of(host_dir: Path, data: HubData, commit: str) -> Path:
-    """Return the file that has the ``paths`` of a split which the cache has had as a whole."""
-    parts = (folder_name(data.repository), commit, data.subset, data.split)
+    """Return the file that has the ``paths`` of a split which the cache has had as a whole.
+
+    Of data with ``records`` those of as many.
+    """
+    parts: list[object] = [folder_name(data.repository), commit, data.subset, data.split]
+    parts += [data.records] if data.records else []
     return host_dir / FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
 
 
 def stored_split(host_dir: Path, data: HubData, commit: str, settings: HubSettings) -> list[str]:
-    """Return the files of a split at a commit if all are there, none otherwise."""
-    note = note_of(host_dir, data, commit)
-    paths = json.loads(note.read_bytes())["paths"] if note.is_file() else []
+    """Return the files of a split at a commit if all that are read are there, none otherwise."""
     folder = snapshot_folder(settings, data.repository, commit)
-    return paths if all((folder / path).is_file() for path in paths) else []
+    whole = data.model_copy(update={"records": None})
+    for note in dict.fromkeys(note_of(host_dir, each, commit) for each in (whole, data)):
+        paths: list[str] = json.loads(note.read_bytes())["paths"] if note.is_file() else []
+        if paths and all((folder / path).is_file() for path in paths):
+            return paths
+    return []

@@ -6,7 +6,7 @@ with the 95 % interval over windows. Then the requested tasks of lm-evaluation-h
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from runners.jobs import evaluation_tasks
 from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import (
+    OWN_TEXT,
     Z_95,
     Nlls,
     Perplexity,
@@ -37,6 +38,7 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import Peak, PeakMeter
 from runners.jobs.model_files import model_roots
+from runners.jobs.named_text import check_long_enough, tokens_of
 from runners.jobs.ratios import run_isolated
 from runners.jobs.runtime import (
     BadInputError,
@@ -46,11 +48,12 @@ from runners.jobs.runtime import (
     num_threads,
     run_job,
 )
-from runners.jobspec import EvaluateSpec
+from runners.jobspec import EvaluateSpec, HostText
 from runners.jobspec.compress import JUDGING, EvaluationTasks
 
 LOADING = "Loading the models"
 RUNNING_TASKS = "Running tasks"
+FEWEST_TOKENS = 64  # of a data set: fewer say nothing of a model
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def work(job: Job) -> None:
         measured["tasks_seconds"] = evaluation.tasks_seconds
     all_notes = notes(evaluation.text_scores, evaluation.windows, measured) | {
         "peak_memory_bytes": evaluation.peak.how,
-        "duration_seconds": "reading held-out text, without starting, loading and tasks",
+        "duration_seconds": "reading the text, without starting, loading and tasks",
     }
     score_pair = evaluation.scores, evaluation.original_scores
     all_notes |= {"tasks": evaluation.harness} if evaluation.harness else {}
@@ -200,10 +203,11 @@ def _windows(
 
     Raises:
         MissingModelError: the model has no tokenizer.
-        BadInputError: the two models tokenise differently, so they cannot be compared.
+        BadInputError: the two models tokenise differently, so they cannot be compared; or a data
+            set cannot be read, or is too short.
     """
-    ids = held_out_ids(job, loaded)
-    if ids is None:
+    ids, text = held_out_ids(job, loaded), OWN_TEXT
+    if ids is None or loaded.tokenizer is None:
         msg = "the model has no tokenizer.json, which held-out text needs; add it to the folder"
         raise MissingModelError(msg)
     if original is not None:
@@ -215,7 +219,12 @@ def _windows(
         ):
             msg = "the original's vocabulary differs from the model's; choose the model's original"
             raise BadInputError(msg)
-    return windows_of(loaded.model.config, ids, spec.evaluation_tokens)
+    if not isinstance(spec.text, HostText):
+        named = tokens_of(job, spec.text, loaded.tokenizer)
+        ids, text = named.ids, f"tokens of {named.words}"
+        check_long_enough(named.name, len(ids), FEWEST_TOKENS)
+    windows = windows_of(loaded.model.config, ids, spec.evaluation_tokens)
+    return replace(windows, text=text)
 
 
 @torch.inference_mode()
@@ -328,7 +337,7 @@ def _means(values: torch.Tensor) -> Nlls:
 
 
 def _perplexity(nlls: Nlls, windows: Windows) -> Perplexity:
-    return Perplexity(nlls, len(nlls) * windows.stride, windows.length)
+    return Perplexity(nlls, len(nlls) * windows.stride, windows.length, windows.text)
 
 
 def _interval(name: str, values: Nlls) -> dict[str, float]:

@@ -164,6 +164,8 @@ def _device(model: PreTrainedModel) -> torch.device:
 LOGITS_BUDGET_BYTES = 16 * 2**20  # in fp32: the evaluation must not determine a job's peak memory
 Z_95 = 1.96  # two-sided 95 % quantile of the normal distribution
 
+OWN_TEXT = "held-out tokens of this host's text"
+
 Nlls = npt.NDArray[np.float64]
 
 
@@ -174,6 +176,7 @@ class Perplexity:
     segment_nlls: Nlls
     tokens: int
     window: int
+    text: str = OWN_TEXT
 
     @property
     def value(self) -> float:
@@ -198,7 +201,7 @@ class Perplexity:
     def note(self) -> str:
         """Return a text on how the figure was measured."""
         return (
-            f"{self.tokens} held-out tokens of this host's text in {len(self.segment_nlls)} "
+            f"{self.tokens} {self.text} in {len(self.segment_nlls)} "
             f"windows of {self.window}; 95 % interval over windows"
         )
 
@@ -247,6 +250,7 @@ class Windows:
 
     ids: npt.NDArray[np.int64]
     stride: int
+    text: str = OWN_TEXT
 
     @property
     def length(self) -> int:

@@ -16,10 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
+from runners.datasets.conversations import DataError
+from runners.datasets.records import Reader
 from runners.environments.builder import BuildError, PinsError, Store
 from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.download import download
@@ -57,7 +61,7 @@ from runners.jobs.model_files import (
 )
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
 from runners.jobspec import DownloadedData, FileData, FolderModel, HubData, HubModel, ServeSpec
-from runners.jobspec.base import resume_from_of
+from runners.jobspec.base import DataOptions, renames_of, resume_from_of
 from runners.jobspec.engines import ENGINES, OWN
 from runners.jobspec.references import (
     Reference,
@@ -181,6 +185,8 @@ class Fetching:
         except HubError as error:
             return self._stored(model, error, settings)
         name = f"{model.repository}@{listing.commit[:12]}"
+        if isinstance(model, HubData) and model.records:
+            files = self._first_records(name, listing, files, settings, model)
         folder = self._downloaded(name, listing, files, settings)
         self._runs([file for file in files if file.path.endswith(MODULE)], folder)
         names = [file.path for file in files]
@@ -190,6 +196,27 @@ class Fetching:
             note.parent.mkdir(mode=0o700, exist_ok=True)
             child.write_json(note, {"paths": names})
         return self._chosen(model, folder, names)
+
+    def _first_records(
+        self,
+        name: str,
+        listing: Listing,
+        files: Sequence[HubFile],
+        settings: HubSettings,
+        data: HubData,
+    ) -> tuple[HubFile, ...]:
+        """Download a split's files until they hold the records that a job reads; return them."""
+        own = [each for each in files if each.path == CARD]
+        parts = [each for each in files if each.path != CARD]
+        wanted = data.records or 0
+        for number, part in enumerate(parts, 1):
+            folder = self._downloaded(name, listing, [*own, *parts[:number]], settings)
+            wanted -= num_records(folder / part.path, data, wanted)
+            if wanted <= 0:
+                words = f"{number} of {len(parts)} files hold the first {data.records:,} records"
+                self._emitter.log(f"{name}: {words}")
+                return (*own, *parts[:number])
+        return (*own, *parts)
 
     def _downloaded(
         self, name: str, listing: Listing, files: Sequence[HubFile], settings: HubSettings
@@ -250,7 +277,7 @@ class Fetching:
         names = [file.path for file in files]
         if isinstance(named, FileData):
             path = folder / names[0]
-            return DownloadedData(name=path.name, paths=(str(path),), format=named.format)
+            return DownloadedData(name=path.name, paths=(str(path),), **read_as(named))
         if any(name.lower().endswith(GGUF) for name in names):
             return self._links(repository, folder, names)
         return FolderModel(path=str(folder))
@@ -394,7 +421,7 @@ class Fetching:
         if isinstance(model, HubData):
             paths = tuple(str(folder / name) for name in names if name != CARD)
             shown = f"{model.name}/{model.split}{Path(paths[0]).suffix}"
-            return DownloadedData(name=shown, paths=paths, format=model.format)
+            return DownloadedData(name=shown, paths=paths, **read_as(model))
         if model.weights != "gguf":
             return FolderModel(path=str(folder))
         return self._links(model.repository, folder, names)
@@ -416,6 +443,21 @@ class Fetching:
         self._reported_at = now
         left = (total - done) / bytes_per_second if bytes_per_second else None
         self._emitter.progress(done, total, "bytes", left)
+
+
+def read_as(data: DataOptions) -> dict[str, Any]:
+    """Return how the records of data are read, whatever its source."""
+    return {name: getattr(data, name) for name in DataOptions.model_fields}
+
+
+def num_records(path: Path, data: DataOptions, most: int) -> int:
+    """Return how many records a file has, ``most`` at most; fewer if one of them is invalid."""
+    count = 0
+    with path.open("rb") as file, contextlib.suppress(DataError):  # which the job's reader says
+        reader = Reader(path.name, data.format, renames_of(data.columns))
+        for _ in islice(reader.records(file), most):
+            count += 1
+    return count
 
 
 def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from runners.datasets.records import Format, suffix_of
+from runners.datasets.records import READ, Format, suffix_of
 from runners.datasets.repositories import DATA_SETS, STORE_PREFIX
 
 # ---------------------------------------------------------------------------
@@ -359,7 +359,58 @@ class HostText(JobDocument):
     source: Literal["host"] = "host"
 
 
-class FileData(JobDocument):
+# A column that is read, and the field that it is read as if that is another: question=prompt.
+COLUMN = re.compile(r"^(?P<column>[^=,\x00-\x1f\x7f]{1,100}?)(?:=(?P<field>\w{1,40}))?$(?!\n)")
+MOST_COLUMNS_READ = 16
+MOST_RECORDS = 10_000_000
+Column = Annotated[str, StringConstraints(pattern=COLUMN)]
+
+
+def check_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse columns that are read as a field of no format, or two as one.
+
+    Raises:
+        ValueError: names the column and the fields that there are.
+    """
+    fields = list(renames_of(columns).values())
+    if unknown := [each for each in fields if each not in READ]:
+        known = ", ".join(sorted(READ))
+        msg = (
+            f"{unknown[0]!r} is no field of a record; read a column as one by COLUMN=FIELD, "
+            f"such as question=prompt, of the fields {known}"
+        )
+        raise ValueError(msg)
+    if twice := [each for each in fields if fields.count(each) > 1]:
+        msg = f"two columns are read as {twice[0]!r}; leave one of them out"
+        raise ValueError(msg)
+    return columns
+
+
+def renames_of(columns: Iterable[str]) -> dict[str, str]:
+    """Return the field of a record that each column is read as.
+
+    >>> renames_of(("question=prompt", "answer"))
+    {'question': 'prompt', 'answer': 'answer'}
+    """
+    parts = [each.partition("=") for each in columns]
+    return {column: field or column for column, _, field in parts}
+
+
+class DataOptions(JobDocument):
+    """How records are read.
+
+    ``columns``: none, all fields of the format; else these alone, ``question=prompt`` under
+    another name. ``records``: only so many, from the first on; None: all.
+    """
+
+    format: Format | None = None  # None is detected
+    columns: Annotated[
+        tuple[Column, ...], Field(max_length=MOST_COLUMNS_READ), AfterValidator(check_columns)
+    ] = ()
+    records: PositiveInt | None = Field(default=None, le=MOST_RECORDS)
+
+
+class FileData(DataOptions):
     """A file of training data below a model folder; ``format`` None is detected.
 
     Or the address of one in an object store, s3://BUCKET/KEY, which the host downloads first.
@@ -367,11 +418,12 @@ class FileData(JobDocument):
 
     source: Literal["file"] = "file"
     path: str = Field(min_length=1, max_length=1000)
-    format: Format | None = None
 
 
-class HubData(JobDocument):
+class HubData(DataOptions):
     """A split of a data set of the Hub or of a mirror of it, which the host downloads.
+
+    Of a split with ``records`` the host downloads files until they hold as many.
 
     ``repository``: datasets/owner/name, as in the Hub's addresses and in its cache. ``revision``
     as of a ``HubModel``. ``subset``: one of the data set's configurations; empty: the usual one.
@@ -382,7 +434,6 @@ class HubData(JobDocument):
     revision: RevisionText = ""
     subset: str = Field(default="", pattern=SUBSET)
     split: str = Field(default=USUAL_SPLIT, pattern=SPLIT)
-    format: Format | None = None  # None is detected
 
     @property
     def name(self) -> str:
@@ -390,7 +441,7 @@ class HubData(JobDocument):
         return self.repository.removeprefix(DATA_SETS)
 
 
-class DownloadedData(JobDocument):
+class DownloadedData(DataOptions):
     """The files of a ``HubData`` in the host's cache, read one after the other.
 
     ``name`` stands for all of them, and ends as they do. Only a host writes it, into the job's
@@ -400,7 +451,6 @@ class DownloadedData(JobDocument):
     source: Literal["downloaded"] = "downloaded"
     name: str = Field(max_length=400)
     paths: tuple[str, ...] = Field(min_length=1)
-    format: Format | None = None
 
 
 class UploadedData(JobDocument):
@@ -425,6 +475,8 @@ class UploadedData(JobDocument):
 
 
 Source = HostText | FileData | UploadedData | HubData | DownloadedData
+# The text of an evaluation, and that which a compression calibrates on.
+NamedText = Annotated[HostText | HubData | DownloadedData, Field(discriminator="source")]
 OneSource = Annotated[Source, Field(discriminator="source")]
 
 

@@ -22,7 +22,9 @@ from runners.jobspec.base import (
     ArtefactModel,
     Figure,
     FolderModel,
+    HostText,
     ModelRef,
+    NamedText,
     Repository,
     ResumableDocument,
     RevisionText,
@@ -131,6 +133,10 @@ INT8_INPUT_METHODS = (
     "fptq",
     "int8_dynamic",
 )  # each token's activations round to 8 bits
+# Their result does not depend on a text; Sheared LLaMA trains on the domains of the host's own.
+WITHOUT_CALIBRATION = frozenset(
+    {*LIBRARY_DTYPES, "rtn", "finequant", "magnitude", "gguf", "sheared_llama"}
+)
 ROW_BITS = 8
 PATTERN_BLOCK = 4  # of 2:4: two of four adjacent weights of a row are kept
 
@@ -495,9 +501,20 @@ class CompressSpec(CompressOptions, ResumableDocument):
 
     kind: Literal["compress"] = "compress"
     model: ModelRef
+    calibration_data: NamedText = HostText()
     prompt_tokens: PositiveInt = 128
     output_tokens: PositiveInt = 32
     seed: int = 17
+
+    @model_validator(mode="after")
+    def _calibration_is_read(self) -> Self:
+        if self.method in WITHOUT_CALIBRATION and not isinstance(self.calibration_data, HostText):
+            msg = (
+                f"method is {self.method}, which calibrates on no data set; leave "
+                "calibration_data out, or choose a method that does, such as gptq or awq"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class BenchmarkSpec(RunDocument):
@@ -537,6 +554,7 @@ class EvaluateSpec(RunDocument):
     model: ModelRef
     weight_dtype: WeightDtype = "bf16"
     original: ModelRef | None = None
+    text: NamedText = HostText()  # of a data set all tokens, prompts too
     evaluation_tokens: PositiveInt = 8192
     tasks: EvaluationTasks | None = None
     seed: int = 17

@@ -14,6 +14,8 @@ from pydantic import (
 
 from runners.jobspec.base import (
     DataParallel,
+    DownloadedData,
+    HubData,
     JobDocument,
     ModelRef,
     ResumableDocument,
@@ -187,7 +189,11 @@ class FilePrompts(JobDocument):
     path: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
-Prompts = Annotated[DemoPrompts | InlinePrompts | FilePrompts, Field(discriminator="source")]
+# Of a data set's records the prompts: what stands before the answer.
+Prompts = Annotated[
+    DemoPrompts | InlinePrompts | FilePrompts | HubData | DownloadedData,
+    Field(discriminator="source"),
+]
 Batching = Literal["given", "sorted", "turbo", "packed", "continuous"]
 KvCache = Literal["plain", "fp8", "int4", "int2"]
 Attention = Literal["flash", "eager"]  # flash: torch's fused kernel for the device

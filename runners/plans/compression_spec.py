@@ -3,7 +3,7 @@
 from typing import Any
 
 from runners.jobspec import CompressSpec, ModelRef
-from runners.jobspec.compress import GgufType
+from runners.jobspec.compress import WITHOUT_CALIBRATION, GgufType
 from runners.plans.methods import COMPRESSIONS
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import PATTERN, CompressWork
@@ -33,4 +33,15 @@ def compress_spec(values: CompressWork, model: ModelRef) -> CompressSpec:
         fields["recovery_steps"] = values.recovery_steps
     is_pattern = values.sparsity == PATTERN
     pruned = {"pattern": PATTERN} if is_pattern else {"sparsity": int(values.sparsity) / 100}
+    if values.data_repository:
+        if method.job in WITHOUT_CALIBRATION:
+            calibrated = [
+                each.name for each in COMPRESSIONS.values() if each.job not in WITHOUT_CALIBRATION
+            ]
+            raise DraftProblem(
+                f"{method.name} calibrates on no data set. Leave the data set out, or choose "
+                f"{', '.join(calibrated[:-1])} or {calibrated[-1]}.",
+                "data_repository",
+            )
+        fields["calibration_data"] = values.hub_data()
     return CompressSpec.model_validate({"model": model, **fields, **pruned})

@@ -3,7 +3,8 @@
 from planner.specs.base import PlannerError
 from planner.specs.estimate import PlannedStrategy
 from runners.hub.names import parse, reason_of
-from runners.jobspec import EvaluateSpec, HubModel, ModelRef
+from runners.jobspec import EvaluateSpec, HostText, HubModel, ModelRef
+from runners.plans.data_set import DataSet
 from runners.plans.model_checks import needs_weights
 from runners.plans.refusals import DraftProblem
 from runners.plans.spread import Spread, spread_of
@@ -11,8 +12,12 @@ from runners.plans.strategy_checks import refuse_offloaded, runnable_dtype
 from runners.plans.weights import is_gguf_repository
 
 
-def evaluate_spec(model: ModelRef, best: PlannedStrategy, original: str) -> EvaluateSpec:
+def evaluate_spec(
+    model: ModelRef, best: PlannedStrategy, original: str, data: DataSet
+) -> EvaluateSpec:
     """Return the evaluation of a model; ``original``: a repository to compare it with, or "".
+
+    ``data``: the text that is read, if a data set is named.
 
     Raises:
         DraftProblem: the model has no weights, takes several devices or offloads weights, or the
@@ -31,6 +36,7 @@ def evaluate_spec(model: ModelRef, best: PlannedStrategy, original: str) -> Eval
         model=model,
         weight_dtype=runnable_dtype(best),
         original=_repository(original) if original else None,
+        text=data.hub_data() if data.data_repository else HostText(),
     )
 
 

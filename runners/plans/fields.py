@@ -5,9 +5,16 @@ Forms, command-line help, the JSON schema and the documentation's tables are mad
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, get_args
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 Key = str | int | float | bool | None
@@ -80,6 +87,9 @@ def limits_of(info: FieldInfo) -> tuple[Any, Any]:
 
 def _can_be_none(model: type[BaseModel], name: str) -> bool:
     return type(None) in get_args(model.model_fields[name].annotation)
+
+
+Path = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 
 class Part(BaseModel):

@@ -69,13 +69,19 @@ def generate_spec(
             "the prompts file, or choose a model with weights on the host.",
             "prompts_path",
         )
+    if values.data_repository and isinstance(model, RandomModel):
+        raise DraftProblem(
+            "The prompts of a data set need trained weights, and this model has none on the host. "
+            "Leave the data set out, or choose a model with weights on the host.",
+            "data_repository",
+        )
     return _validated(
         {
             **values.fields_of(GenerateSpec),
             "model": model,
             "prompts": prompts_of(values),
             "weight_dtype": weight_dtype,
-            "stop_at_end": bool(path),
+            "stop_at_end": bool(path or values.data_repository),
             "kv_cache": cache_of(strategy, values.kv_cache),
             "attention": strategy.attention or "flash",
             "speculation": PromptLookup() if values.speculation else None,
@@ -199,7 +205,9 @@ def _check_streamable(model: ModelRef, weight_dtype: str, offload: Offload) -> N
 
 
 def prompts_of(values: GenerateWork) -> Prompts:
-    """Return the prompts file of a generation, else a batch of the host's own text."""
+    """Return the data set or prompts file of a generation, else a batch of the host's text."""
+    if values.data_repository:
+        return values.hub_data()
     if values.prompts_path:
         return FilePrompts(path=values.prompts_path)
     return DemoPrompts(count=values.batch_size, input_tokens=values.input_tokens)

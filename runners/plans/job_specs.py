@@ -112,7 +112,7 @@ def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> M
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
     if isinstance(values, GenerateWork):
         if launch.run == "evaluation":
-            return evaluate_spec(model, best, launch.original)
+            return evaluate_spec(model, best, launch.original, values)
         offload = offload_of(best.strategy, case.shape) if case.shape else None
         return generate_spec(values, model, runnable_dtype(best), best.strategy, offload)
     if isinstance(values, CompressWork):

@@ -5,18 +5,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runners.datasets.repositories import DATA_SETS
 from runners.jobspec import (
     FileData,
     HostText,
-    HubData,
     MixedData,
     SampleOptions,
     TrainData,
     UploadedData,
 )
+from runners.plans.data_set import DataSet
 from runners.plans.refusals import DraftProblem, first_message
-from runners.plans.workloads import MixtureSource, TrainingData
+from runners.plans.workloads import NAMED_SOURCES, MixtureSource, TrainingData
 
 Uploads = Mapping[str, UploadedData]  # by the id of the uploaded file
 
@@ -27,7 +26,7 @@ def uploads_named(values: TrainingData) -> frozenset[str]:
         return frozenset({values.dataset})
     if values.data_source != "mixed":
         return frozenset()
-    return frozenset(row.source for row in values.mixture) - {"host", "file"}
+    return frozenset(row.source for row in values.mixture) - {"host", *NAMED_SOURCES}
 
 
 def data_fields(values: TrainingData, uploads: Uploads) -> dict[str, Any]:
@@ -66,16 +65,14 @@ def follow_data(workload: Mapping[str, Any], changed: Collection[str]) -> dict[s
 
 def _data(values: TrainingData, uploads: Uploads) -> TrainData:
     if values.data_source == "hub":
-        name = values.data_name
-        return HubData(
-            repository=f"{DATA_SETS}{name.repository}",
-            revision=name.revision,
-            subset=name.subset,
-            split=name.split,
-            format=values.data_format,
-        )
+        return values.hub_data(values.data_format)
     if values.data_source == "file":
-        return FileData(path=values.data_path, format=values.data_format)
+        return FileData(
+            path=values.data_path,
+            format=values.data_format,
+            columns=values.column_names,
+            records=values.data_records,
+        )
     if values.data_source == "upload":
         return _uploaded(values.dataset, uploads)
     return _mixed(values, uploads) if values.data_source == "mixed" else HostText()
@@ -100,6 +97,8 @@ def _mixed(values: TrainingData, uploads: Uploads) -> MixedData:
 def _source(row: MixtureSource, uploads: Uploads) -> TrainData:
     if row.source == "file":
         return FileData(path=row.path)
+    if row.source == "hub":
+        return DataSet(data_repository=row.path).hub_data()
     return HostText() if row.source == "host" else _uploaded(row.source, uploads)
 
 

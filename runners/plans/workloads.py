@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from planner.specs.base import BadRequestError, refuse
 from planner.specs.on_policy import ON_POLICY_OBJECTIVES, Generator
@@ -18,14 +18,10 @@ from planner.specs.workload import (
 from runners.datasets.conversations import DataError
 from runners.datasets.records import Format, suffix_of
 from runners.datasets.text import unix_lines
-from runners.hub.names import DataName, parse_data, reason_of
+from runners.hub.names import parse_data, reason_of
 from runners.jobspec.base import (
-    LONGEST_NAME,
     LONGEST_PROMPT,
     MOST_PROMPTS,
-    SPLIT,
-    SUBSET,
-    USUAL_SPLIT,
     PackingStrategy,
     store_fault,
 )
@@ -33,11 +29,11 @@ from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.objectives import PreferenceLoss
 from runners.jobspec.rewards import BUILT_IN, RewardFunction, parse_rewards
 from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
-from runners.plans.fields import Key, Part, field
+from runners.plans.data_set import DataSet
+from runners.plans.fields import Key, Part, Path, field
 from runners.plans.methods import COMPRESSIONS, OBJECTIVES, TRAININGS, methods_with
 
 MILLION = 1e6
-Path = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 
 def check_path(name: str, path: str) -> None:
@@ -95,8 +91,11 @@ class ServeWork(Part):
         return self
 
 
-class GenerateWork(Part):
-    """A batch of prompts, answered at the highest throughput."""
+class GenerateWork(DataSet):
+    """A batch of prompts, answered at the highest throughput.
+
+    Of a data set what stands before the answers is the prompts; an evaluation reads all of it.
+    """
 
     batch_size: int = field(32, "Batch size", "Sequences processed in one pass", ge=1, le=100_000)
     input_tokens: int = field(1024, "Prompt length", "Tokens", ge=1, le=1_000_000)
@@ -145,16 +144,25 @@ class GenerateWork(Part):
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         check_path("prompts_path", self.prompts_path)
+        self.refuse_without_data_set()
+        if self.prompts_path and self.data_repository:
+            refuse("prompts_path", "Prompts come from a file or a data set. Give one of them.")
         if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
             refuse("kv_cache", "Fewer bits run in batches only. Choose “Default”.")
         return self
 
 
 class MixtureSource(Part):
-    """One source of a data mixture: the host's own text, a file on it, or an upload's id."""
+    """One source of a mixture: the host's own text, a file on it, a data set, or an upload."""
 
-    source: str = Field(max_length=40, description="host, file, or the id of an uploaded file")
-    path: Path = Field(default="", max_length=1000, description="For source “file”")
+    source: str = Field(
+        max_length=40, description="host, file, hub, or the id of an uploaded file"
+    )
+    path: Path = Field(
+        default="",
+        max_length=1000,
+        description="For source “file”; for “hub” the data set, as owner/name:SPLIT",
+    )
     weight: float = Field(
         default=1.0, ge=0.001, le=1000, description="Share of the mixture against the others"
     )
@@ -164,6 +172,7 @@ class MixtureSource(Part):
 
 
 MOST_SOURCES, FEWEST_SOURCES = 4, 2
+NAMED_SOURCES = frozenset({"file", "hub"})  # by their path
 DATA_FORMATS: dict[Key, str] = {
     None: "By its first record",
     "text": "Text",
@@ -178,7 +187,7 @@ DATA_FORMATS: dict[Key, str] = {
 }
 
 
-class TrainingData(Part):
+class TrainingData(DataSet):
     """The text that a training reads."""
 
     data_source: Literal["host", "hub", "file", "upload", "mixed"] = field(
@@ -191,24 +200,6 @@ class TrainingData(Part):
             "upload": "An uploaded file",
             "mixed": "Several sources by weight",
         },
-    )
-    data_repository: Path = field(
-        "",
-        "Data set on the Hub",
-        "As owner/name, or the address of its page; “@REVISION” and “:SPLIT” may follow",
-        max_length=LONGEST_NAME,
-    )
-    data_split: Path = field(
-        "",
-        "Split",
-        f"Of the data set on the Hub; empty: the one that its name states, else {USUAL_SPLIT}",
-        max_length=100,
-    )
-    data_subset: Path = field(
-        "",
-        "Subset",
-        "Of the data set on the Hub; empty: its usual or only one",
-        max_length=200,
     )
     data_path: Path = field(
         "",
@@ -267,7 +258,8 @@ class TrainingData(Part):
     def _source_is_complete(self) -> Self:
         if self.data_repository and "data_source" not in self.model_fields_set:
             self.data_source = "hub"
-        self._check_data_set()
+        if self.data_source == "hub" and not self.data_repository:
+            refuse("data_repository", "Name a data set, for example tatsu-lab/alpaca.")
         _check_data_file("data_path", self.data_path)
         if self.data_source == "file" and not self.data_path:
             refuse("data_path", "Name the file.")
@@ -276,42 +268,6 @@ class TrainingData(Part):
         if self.data_source == "mixed":
             _check_mixture(self.mixture)
         return self
-
-    @property
-    def data_name(self) -> DataName:
-        """Return the data set of the Hub, with the split and the subset that are read.
-
-        Raises:
-            BadRequestError: the name is none.
-        """
-        name = parse_data(self.data_repository)
-        return name._replace(
-            split=self.data_split or name.split or USUAL_SPLIT,
-            subset=self.data_subset or name.subset,
-        )
-
-    def _check_data_set(self) -> None:
-        """Refuse a name, split or subset that is none, and one that the name states otherwise."""
-        for name, value, form in (
-            ("data_split", self.data_split, SPLIT),
-            ("data_subset", self.data_subset, SUBSET),
-        ):
-            if value and form.fullmatch(value) is None:
-                refuse(name, f"{value[:80]!r} is no name of one. Give it as its page shows it.")
-        if self.data_source == "hub" and not self.data_repository:
-            refuse("data_repository", "Name a data set, for example tatsu-lab/alpaca.")
-        if not self.data_repository:
-            return
-        try:
-            stated = parse_data(self.data_repository)
-        except BadRequestError as error:
-            refuse("data_repository", f"{reason_of(error)}.")
-        for name, own, other in (
-            ("data_split", self.data_split, stated.split),
-            ("data_subset", self.data_subset, stated.subset),
-        ):
-            if own and other and own != other:
-                refuse(name, f"It is {own}, and the data set's name states {other}. Give one.")
 
 
 def _check_data_file(name: str, path: str) -> None:
@@ -327,14 +283,19 @@ def _check_data_file(name: str, path: str) -> None:
 
 
 def _check_mixture(rows: list[MixtureSource]) -> None:
-    """Refuse fewer than two sources, a file without a path, and a source named twice."""
+    """Refuse fewer than two sources, a file or data set without a name, and one named twice."""
     seen: set[tuple[str, str]] = set()
     for number, row in enumerate(rows):
         if row.source == "file":
             _check_data_file(f"mixture.{number}.path", row.path)
             if not row.path:
                 refuse(f"mixture.{number}.path", "Name the file.")
-        key = (row.source, row.path if row.source == "file" else "")
+        if row.source == "hub":
+            try:
+                parse_data(row.path)
+            except BadRequestError as error:
+                refuse(f"mixture.{number}.path", f"{reason_of(error)}.")
+        key = (row.source, row.path if row.source in NAMED_SOURCES else "")
         if key in seen:
             refuse(
                 f"mixture.{number}.source",
@@ -822,8 +783,11 @@ class FinetuneWork(RewardedWork):
 PATTERN = "2:4"
 
 
-class CompressWork(Part):
-    """Make the weights smaller and measure the loss of quality."""
+class CompressWork(DataSet):
+    """Make the weights smaller and measure the loss of quality.
+
+    A data set is the text that the method calibrates with, in place of the host's own.
+    """
 
     method: CompressMethod = field(
         "int8_weight_only",
@@ -869,6 +833,7 @@ class CompressWork(Part):
 
     @model_validator(mode="after")
     def _pattern_is_for_single_weights(self) -> Self:
+        self.refuse_without_data_set()
         if self.sparsity == PATTERN and COMPRESSIONS[self.method].removes_channels:
             refuse(
                 "sparsity",

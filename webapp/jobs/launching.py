@@ -18,6 +18,7 @@ from runners.hub.repository import COMMIT, RepositoryName
 from runners.hub.settings import source_of
 from runners.jobspec import (
     BenchmarkSpec,
+    CompressSpec,
     DemoModel,
     DraftModelSpeculation,
     EvaluateSpec,
@@ -161,6 +162,7 @@ def launch_description(spec: ModelSpec, download: str = "") -> str:
             objective = OBJECTIVES[spec.objective]
             text = EXPLANATIONS["trl"].format(objective.trainer, _saved_by_trl(spec))
         text = text.replace("its own text", text_words(spec.data))
+    text += named_data_words(spec)
     if isinstance(spec, TrainSpec) and isinstance(spec.teacher, HubModel):
         text += TEACHER_DOWNLOAD.format(spec.teacher.repository)
     if isinstance(spec.model, HubModel):
@@ -177,6 +179,20 @@ def _saved_by_trl(spec: TrainSpec) -> str:
     return MERGED_SAVED if spec.lora.is_merged else ADAPTER_SAVED
 
 
+def named_data_words(spec: ModelSpec) -> str:
+    """Return the sentence about the data set that a job other than a training reads, or ""."""
+    read = {
+        "prompts": ("Its prompts are those of", GenerateSpec),
+        "text": ("The text is", EvaluateSpec),
+        "calibration_data": ("It calibrates with", CompressSpec),
+    }
+    for name, (words, kind) in read.items():
+        data = getattr(spec, name, None) if isinstance(spec, kind) else None
+        if isinstance(data, HubData):
+            return f" {words} {text_words(data)}."
+    return ""
+
+
 def text_words(data: TrainData) -> str:
     """Return a description of a training's data for a sentence."""
     if isinstance(data, UploadedData):
@@ -185,7 +201,8 @@ def text_words(data: TrainData) -> str:
         return f"its file {data.path}"
     if isinstance(data, HubData):
         subset = f"subset {data.subset}, " if data.subset else ""
-        return f"the {subset}split {data.split} of {data.name}, a data set of the Hub"
+        first = f"first {data.records:,} records of the " if data.records else ""
+        return f"the {first}{subset}split {data.split} of {data.name}, a data set of the Hub"
     if not isinstance(data, MixedData):
         return "its own text"
     shares = zip(weights_of(data), data.parts, strict=True)

@@ -23,7 +23,7 @@ from runners.hub.settings import (
     from_environment,
     usual_hub,
 )
-from runners.jobspec import HubData, HubModel, ModelSpec
+from runners.jobspec import HubData, HubModel, MixedData, ModelSpec, TrainSpec
 from runners.jobspec.base import HubName
 from runners.jobspec.references import Reference, with_references
 from runners.plans.document import ModelChoice
@@ -140,7 +140,7 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
             return named
         try:
             if isinstance(named, HubData):
-                commit = _ask_for_data(named, team)
+                commit = _ask_for_data(named, team, _field_of(named, spec))
             else:
                 name = RepositoryName(named.repository, named.revision, named.file, named.hub)
                 field = "workload.teacher_model" if original is teacher else "model.repository"
@@ -173,12 +173,20 @@ def _ask(
     return Repository(listing.repository, listing.commit, config)
 
 
-def _ask_for_data(data: HubData, team: Team) -> str:
-    """Return the commit of a data set that has files of the split."""
+def _field_of(data: HubData, spec: ModelSpec) -> str:
+    """Return the field of a plan that names a data set: of a mixture that of its row."""
+    if isinstance(spec, TrainSpec) and isinstance(spec.data, MixedData):
+        rows = [part.data for part in spec.data.parts]
+        return f"workload.mixture.{rows.index(data)}.path"
+    return "workload.data_repository"
+
+
+def _ask_for_data(data: HubData, team: Team, field: str) -> str:
+    """Return the commit of a data set that has files of the split; ``field`` names it."""
     from runners.hub.data_files import data_files, look_up_data
     from runners.hub.listing import check_access
 
-    with _asking(team, "workload.data_repository", "huggingface") as settings:
+    with _asking(team, field, "huggingface") as settings:
         name = RepositoryName(data.repository, data.revision)
         listing = look_up_data(name, settings, ASK_SECONDS)
         if listing.gated:

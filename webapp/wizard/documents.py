@@ -36,7 +36,7 @@ from runners.plans.latency_limits import SLO_SECONDS
 from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
 from runners.plans.weights import is_gguf_repository, names_weights
-from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
+from runners.plans.workloads import NAMED_SOURCES, TRAINING_GOALS, WORKLOADS, TrainingData
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.faults import in_words
@@ -219,7 +219,7 @@ def _check_uploads(values: TrainingData, options: Options) -> None:
     named |= {f"mixture.{number}.source": row.source for number, row in enumerate(rows)}
     known = {each.pk for each in options.datasets}
     for name, dataset in named.items():
-        if dataset and dataset not in {*known, "host", "file"}:
+        if dataset and dataset not in {*known, "host", *NAMED_SOURCES}:
             raise _wrong(
                 f"workload.{name}",
                 f"{dataset[:60]} is no uploaded file of your team; give the id of one, which "

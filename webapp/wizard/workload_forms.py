@@ -68,14 +68,19 @@ class TrainingForm(FormOfPart):
             self.order_fields(["method", "lora_rank", "objective"])
 
     def _offer_sources(self, listed: Sequence[tuple[str, str]]) -> None:
-        """Add the rows; each offers the host's own text, a file on it, and the team's uploads."""
-        own = [("", "None"), ("host", "The host's own text"), ("file", "A file on the host")]
+        """Add the rows; each offers the own text, a data set, a file and the team's uploads."""
+        own = [
+            ("", "None"),
+            ("host", "The host's own text"),
+            ("hub", "A data set of the Hub"),
+            ("file", "A file on the host"),
+        ]
         for row in MIX_ROWS:
             self.fields[f"mix_source_{row}"] = forms.ChoiceField(
                 label=f"Source {row}", choices=[*own, *listed], required=False
             )
             self.fields[f"mix_path_{row}"] = forms.CharField(
-                label=f"File of source {row}", required=False, max_length=1000
+                label=f"File or data set of source {row}", required=False, max_length=1000
             )
             self.fields[f"mix_weight_{row}"] = DecimalNumber(
                 f"Weight of source {row}", 0.001, 1000, required=False

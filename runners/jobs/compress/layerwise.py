@@ -33,6 +33,7 @@ from runners.jobs.compress.quantization import (
     quantised_inputs,
 )
 from runners.jobs.corpus import TokenIds, load_corpus, tokenize_documents
+from runners.jobs.data_files import open_source
 from runners.jobs.evaluation import Perplexity, Windows, held_out_ids, token_nlls, windows_of
 from runners.jobs.events import Stages
 from runners.jobs.inputs import model_digest
@@ -48,8 +49,9 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import PeakMeter
+from runners.jobs.named_text import check_long_enough, tokens_of
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, weight_file_bytes
-from runners.jobspec import CompressSpec
+from runners.jobspec import CompressSpec, DownloadedData, HostText
 from runners.jobspec.compress import FOLDING_METHODS
 
 OnLayer = Callable[[int, int, Mapping[str, float]], None]
@@ -293,6 +295,9 @@ def compress_folder(
     loaded = LoadedModel(model.model, tokenizer, device)
     windows, calibration = texts(job, loaded, spec)
     inputs = {"model": model_digest(source), "host's own text": load_corpus().digest}
+    if isinstance(spec.calibration_data, DownloadedData):
+        with open_source(job, spec.calibration_data) as file:
+            inputs["calibration data"] = file.digest()
     store = LayerStore(job.checkpoint_dir, settings_of(spec), inputs)
     compression = LayerwiseCompression(model, spec, store)
 
@@ -345,7 +350,12 @@ def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
 
 
 def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, torch.Tensor]:
-    """Return the held-out windows and calibration samples of the same length."""
+    """Return the held-out windows and calibration samples of the same length.
+
+    Raises:
+        MissingModelError: the tokenizer or the data set is not there.
+        BadInputError: the data set cannot be read, or is too short.
+    """
     corpus = load_corpus()
     tokenizer = require_tokenizer(loaded, "the calibration text")
     held_out = held_out_ids(job, loaded, corpus)
@@ -353,7 +363,13 @@ def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, t
         msg = "the model lost its tokenizer.json while the job ran; put it back"
         raise MissingModelError(msg)
     windows = windows_of(loaded.model.config, held_out, spec.evaluation_tokens)
-    ids = tokenize_documents(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
+    if isinstance(spec.calibration_data, HostText):
+        ids = tokenize_documents(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
+    else:
+        named = tokens_of(job, spec.calibration_data, tokenizer)
+        ids = named.ids
+        check_long_enough(named.name, len(ids), windows.length + 1)
+        job.emitter.log(f"calibrated on {named.words}")
     return windows, calibration_samples(ids, windows.length, spec.calibration_tokens, spec.seed)
 
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from runners.datasets.conversations import NOTHING
-from runners.datasets.records import left_out_words
+from runners.datasets.conversations import NOTHING, ChatSample, DataError, Turn
+from runners.datasets.preferences import Passage
+from runners.datasets.records import LabelledSample, Sample, TextSample, left_out_words
 from runners.datasets.text import (
     LongLineError,
     TextError,
@@ -29,7 +30,13 @@ from runners.datasets.text import (
     storable,
 )
 from runners.jobs.adapters import MixedAdapters
-from runners.jobs.chat_template import num_repeated_bos, repeated_bos_words
+from runners.jobs.chat_template import (
+    TemplateRefusedError,
+    num_repeated_bos,
+    rendered_chat,
+    repeated_bos_words,
+)
+from runners.jobs.data_files import open_source
 from runners.jobs.evaluation import held_out_ids
 from runners.jobs.events import Stages
 from runners.jobs.generate.batching import (
@@ -63,7 +70,15 @@ from runners.jobs.loading import LoadedModel
 from runners.jobs.memory import Peak, PeakMeter
 from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, publish_folder
-from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts, Prompts
+from runners.jobspec import (
+    DemoPrompts,
+    DownloadedData,
+    FilePrompts,
+    GenerateSpec,
+    HubData,
+    InlinePrompts,
+    Prompts,
+)
 from runners.jobspec.serve import NO_ADAPTER
 
 # ---------------------------------------------------------------------------
@@ -333,26 +348,32 @@ class Prompt:
 
 
 class TextPrompt(NamedTuple):
-    """A prompt of the job or a file; ``adapter``: a name, None for the base, or unspecified."""
+    """A prompt of the job or a file; ``adapter``: a name, None for the base, or unspecified.
+
+    ``turns``: of a conversation, which the model's chat template writes.
+    """
 
     name: str
     text: str
     adapter: str | None = UNSAID
     unread: tuple[str, ...] = ()  # names of the line's other fields
+    turns: tuple[Turn, ...] = ()
 
 
 def read_texts(job: Job, source: Prompts) -> list[TextPrompt]:
-    """Return the prompts of the job or a file; none for demo prompts.
+    """Return the prompts of the job, a file or a data set; none for demo prompts.
 
     Raises:
-        MissingModelError: the file is not in the host's model folders.
+        MissingModelError: the file is not in the host's model folders, or was not downloaded.
         BadInputError: the file is empty, or one of its lines is not a valid prompt.
     """
     if isinstance(source, InlinePrompts):
         return [TextPrompt(str(number), text) for number, text in enumerate(source.texts, 1)]
     if isinstance(source, FilePrompts):
         return _file_texts(source.path, model_roots(job.host_dir))
-    return []
+    if isinstance(source, HubData):  # runners.jobs.fetch puts its files in its place
+        raise MissingModelError(f"the data set {source.name} was not downloaded")
+    return _data_texts(job, source) if isinstance(source, DownloadedData) else []
 
 
 def remarks_of(texts: Sequence[TextPrompt], model: PreTrainedModel) -> dict[str, str]:
@@ -399,6 +420,7 @@ def tokenise_prompts(
             "choose the demo prompts"
         )
         raise MissingModelError(msg)
+    texts = [_written(each, tokenizer) for each in texts]
     tokenised = [(each, tuple(tokenizer(each.text)["input_ids"])) for each in texts]
     prompts = [
         Prompt(
@@ -524,6 +546,74 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> TextPrompt:
         )
     label = str(number if label in NOTHING else label)
     return TextPrompt(label, prompt, adapter, tuple(sorted(others)))
+
+
+# Prompts from a data set
+
+
+def _data_texts(job: Job, source: DownloadedData) -> list[TextPrompt]:
+    """Return what stands before the answer of each record of a data set."""
+    texts: list[TextPrompt] = []
+    try:
+        with open_source(job, source) as file:
+            reader = file.reader()
+            for record in file.records(reader):
+                where = f"{reader.name}: record {record.line}"
+                texts.append(_asked(str(len(texts) + 1), record.sample, where))
+                if len(texts) > MAX_PROMPTS:
+                    msg = f"{source.name} holds more than {MAX_PROMPTS:,} prompts; give records"
+                    raise BadInputError(msg)
+    except DataError as error:
+        raise BadInputError(str(error)) from None
+    if not texts:
+        raise BadInputError(f"{source.name} holds no prompt; choose another split")
+    if reader.left_out:
+        job.emitter.log(f"{source.name}: {left_out_words(reader.left_out)}")
+    return texts
+
+
+def _asked(name: str, sample: Sample, where: str) -> TextPrompt:
+    """Return the prompt of a record; of a text all of it, of a chat what is before the answer.
+
+    Raises:
+        BadInputError: nothing is asked, or the record offers tools, which no prompt has.
+    """
+    if isinstance(sample, ChatSample):
+        if sample.tools:
+            msg = f"{where} offers tools, which a batch does not call; choose other records"
+            raise BadInputError(msg)
+        turns = sample.turns
+        is_answered = bool(turns) and turns[-1].role == "assistant"
+        asked: Passage = turns[:-1] if is_answered else turns
+    elif isinstance(sample, TextSample | LabelledSample):
+        asked = sample.text
+    else:
+        asked = sample.prompt or ""  # preferences may have none of their own
+    if not asked:
+        raise BadInputError(
+            f"{where} has nothing before its answer; choose other records, or a column that is "
+            "the prompt by COLUMN=prompt"
+        )
+    return TextPrompt(name, asked) if isinstance(asked, str) else TextPrompt(name, "", turns=asked)
+
+
+def _written(prompt: TextPrompt, tokenizer: PreTrainedTokenizerFast) -> TextPrompt:
+    """Return a prompt with the text that the chat template makes of its turns."""
+    if not prompt.turns:
+        return prompt
+    if not tokenizer.chat_template:
+        raise BadInputError(
+            f"prompt {prompt.name} is a conversation, and the model has no chat template; choose "
+            "a model that has one, or a column of texts by COLUMN=prompt"
+        )
+    try:
+        text = rendered_chat(
+            tokenizer, [each.message() for each in prompt.turns], add_generation_prompt=True
+        )
+    except TemplateRefusedError as error:
+        msg = f"prompt {prompt.name}: the model's chat template refuses it: {error}"
+        raise BadInputError(msg) from None
+    return prompt._replace(text=text)
 
 
 # Prompts from the host's own text

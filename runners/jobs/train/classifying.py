@@ -20,6 +20,7 @@ from transformers import (
 
 from runners.datasets.records import left_out_words, part_words
 from runners.jobs.corpus import Corpus
+from runners.jobs.data_files import DataFile, open_source
 from runners.jobs.loading import library_fields, ready
 from runners.jobs.model_files import check_config, opened_model
 from runners.jobs.runtime import BadInputError, Job
@@ -29,10 +30,8 @@ from runners.jobs.train.sources import (
     LabelEvaluator,
     LabelledBatches,
     LabelledRows,
-    open_source,
     read_classes,
 )
-from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobs.weights import check_files, check_finite, check_loaded, config_of, first_line
 from runners.jobspec import (
     DemoModel,

@@ -3,12 +3,9 @@
 # mypy: disable-error-code="no-untyped-call"
 # transformers ships types, but leaves some of its functions untyped.
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +16,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from runners.datasets.conversations import DataError
 from runners.datasets.records import (
     LabelledSample,
-    Reader,
     Record,
     digest_of,
-    files_in,
     left_out_words,
     part_words,
 )
 from runners.jobs.chat_template import num_repeated_bos, repeated_bos_words
 from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, updated_weights
-from runners.jobs.model_files import model_roots, open_file
+from runners.jobs.data_files import DataFile, open_source
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.rows import (
@@ -50,7 +45,6 @@ from runners.jobs.train.rows import (
     with_growing_lengths,
 )
 from runners.jobs.train.tokenised_samples import (
-    DataFile,
     Documents,
     Split,
     TokenisedFile,
@@ -58,16 +52,13 @@ from runners.jobs.train.tokenised_samples import (
     tokenised_file,
 )
 from runners.jobspec import (
-    DownloadedData,
-    FileData,
     HostText,
     HubData,
     MixedData,
     SampleOptions,
     TrainSpec,
-    UploadedData,
 )
-from runners.jobspec.base import DATA_FOLDER, MAX_CLASSES, sources_of, weights_of
+from runners.jobspec.base import MAX_CLASSES, sources_of, weights_of
 
 # ---------------------------------------------------------------------------
 # Labelled text as rows: one padded sample per row, with an attention mask.
@@ -245,14 +236,14 @@ def read_classes(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: in
 
 
 def _read(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: int) -> Classes:
-    reader = Reader(data.name, "classification")
+    reader = data.reader("classification")
     counts: Counter[str] = Counter()
     split = Split(_counted(data.records(reader), counts), data.name)
     names = tuple(sorted(counts))
     _check_classes(data.name, names)
     number = {name: at for at, name in enumerate(names)}
     parts = {True: _Part(), False: _Part()}
-    for handful in batched_records(data.records(Reader(data.name, "classification"))):
+    for handful in batched_records(data.records(data.reader("classification"))):
         samples = [each.sample for each in handful if isinstance(each.sample, LabelledSample)]
         for sample, ids in zip(samples, _token_ids(samples, tokenizer), strict=True):
             part = parts[split.is_held_out(digest_of(sample))]
@@ -534,34 +525,6 @@ def _check_left(name: str, pieces: Segments, spec: TrainSpec) -> None:
         "sequence_length"
     )
     raise BadInputError(msg if pieces.num_left_out else f"{name}: no sample has two tokens")
-
-
-@contextmanager
-def open_source(job: Job, source: FileData | UploadedData | DownloadedData) -> Iterator[DataFile]:
-    """Open a source's file: of a host's model folder, or uploaded; or those of a data set."""
-    if isinstance(source, DownloadedData):
-        with ExitStack() as stack:
-            files = tuple(
-                (Path(path).name, stack.enter_context(os.fdopen(handle, "rb")))
-                for path in source.paths
-                for handle in [open_file(Path(path), model_roots(job.host_dir))]
-            )
-            yield DataFile(source.name, files[0][1], source.format, files=files)
-        return
-    if isinstance(source, UploadedData):
-        folder = job.attempt_dir / DATA_FOLDER
-        path, roots, name = folder / source.file_name, [folder], source.name
-    else:
-        roots = list(model_roots(job.host_dir))
-        path, name = (roots[0] / source.path).resolve(), Path(source.path).name
-        if path.is_dir() and any(path.is_relative_to(root) for root in roots):
-            raise MissingModelError(f"training data {name} is a folder; {files_in(path)}")
-    try:
-        handle = open_file(path, roots)
-    except MissingModelError as error:
-        raise MissingModelError(f"training data {name}: {error}") from None
-    with os.fdopen(handle, "rb") as file:
-        yield DataFile(name, file, source.format)
 
 
 # Dynamic mixture weights: sources further above their reference loss are drawn more often.

@@ -6,9 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,6 @@ from runners.datasets.conversations import PASSED_ON, ChatSample, DataError
 from runners.datasets.preferences import PreferenceSample, PromptSample, RatedSample
 from runners.datasets.records import (
     CompletionSample,
-    Format,
-    Reader,
     Record,
     Sample,
     digest_of,
@@ -28,6 +25,7 @@ from runners.datasets.records import (
 )
 from runners.jobs.chat_template import TemplateRefusedError, num_repeated_bos, rendered_chat
 from runners.jobs.corpus import HELD_OUT_ONE_IN, TokenIds, cached_folder, tokenizer_digest
+from runners.jobs.data_files import DataFile
 from runners.jobs.runtime import BadInputError
 
 # Samples as text with the character spans that have a loss.
@@ -162,7 +160,6 @@ def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
 LAYOUT_VERSION = 4  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
-READ_BYTES = 2**20
 Learnt = npt.NDArray[np.uint8]
 
 
@@ -190,37 +187,6 @@ class TokenisedFile(NamedTuple):
     facts: dict[str, object]
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """An opened file and its display name; the handle stays open.
-
-    ``files``: by their own names, where there are several, which are read one after the other.
-    """
-
-    name: str
-    file: BinaryIO
-    format: Format | None = None
-    files: tuple[tuple[str, BinaryIO], ...] = ()
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the file, or of all files one after the other."""
-        digest = hashlib.sha256()
-        for _, file in self._files():
-            while piece := file.read(READ_BYTES):
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def records(self, reader: Reader) -> Iterator[Record]:
-        """Yield the records of the file, or of all files, from the beginning."""
-        for reader.name, file in self._files():
-            yield from reader.records(file)
-
-    def _files(self) -> Iterator[tuple[str, BinaryIO]]:
-        for name, file in self.files or ((self.name, self.file),):
-            file.seek(0)
-            yield name, file
-
-
 def tokenised_file(
     data: DataFile, digest: str, tokenizer: PreTrainedTokenizerFast, cache_dir: Path
 ) -> TokenisedFile:
@@ -230,9 +196,10 @@ def tokenised_file(
         BadInputError: the file, or one of its records, is invalid.
     """
     try:
-        reader = Reader(data.name, data.format)
+        reader = data.reader()
         is_template_ours = set_default_template(tokenizer)
         parts = [LAYOUT_VERSION, digest, reader.suffix, data.format, tokenizer.chat_template]
+        parts += [data.columns, data.most_records] if data.columns or data.most_records else []
         key = json.dumps([*map(str, parts), tokenizer_digest(tokenizer)]).encode()
         folder = cached_folder(
             cache_dir,
@@ -368,9 +335,9 @@ class Encoder:
 
 
 def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
-    first = Reader(data.name, data.format)
+    first = data.reader()
     split = Split((digest_of(each.sample) for each in data.records(first)), data.name)
-    reader = Reader(data.name, first.format)
+    reader = data.reader(first.format)
     encoder = Encoder(tokenizer, split, data.name)
     with ExitStack() as stack:
         train, held_out = (_Writer(target / name, stack) for name in ("train", "held_out"))

@@ -352,6 +352,27 @@ def test_a_table_holds_the_records_that_lines_of_json_would():
         assert [each.line for each in from_table] == list(range(1, len(rows) + 1))
 
 
+def test_named_columns_alone_are_read_and_under_the_name_of_a_field():
+    rows = [{"question": "2+2", "answer": "4", "images": "a.png", "text": "no"}] * 2
+    written = "question,answer,images,text\n" + "2+2,4,a.png,no\n" * 2
+    columns = {"question": "prompt", "answer": "completion"}
+    for name, file in (
+        ("a.parquet", table(rows)),
+        ("a.jsonl", as_lines(rows)),
+        ("a.json", io.BytesIO(json.dumps(rows).encode())),
+        ("a.csv", io.BytesIO(written.encode())),
+    ):
+        reader = Reader(name, None, columns)
+        assert [each.sample for each in reader.records(file)] == [CompletionSample("2+2", "4")] * 2
+        assert reader.left_out == {"images": 2, "text": 2}, name
+        file.seek(0)
+        other = Reader(name, None, {"questions": "prompt"})
+        with pytest.raises(DataError, match=r"no column “questions”.*answer, images, question"):
+            list(other.records(file))
+    with pytest.raises(DataError, match="has no columns"):
+        Reader("a.txt", None, columns)
+
+
 def test_a_table_is_read_by_its_known_columns_or_a_stated_format():
     when = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     rows = [{"text": "first", "seen": when}, {"text": "second", "seen": when}]

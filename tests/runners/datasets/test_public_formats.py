@@ -17,8 +17,8 @@ from runners.datasets import parquet, records
 from runners.datasets.conversations import MEDIA, ChatSample, DataError
 from runners.datasets.parquet_process import UnreadableTableError
 from runners.datasets.records import FIELDS, READ_FIELDS, Reader, check_file, part_words
+from runners.jobs.data_files import open_source
 from runners.jobs.runtime import MissingModelError
-from runners.jobs.train.sources import open_source
 from runners.jobspec.base import FileData
 
 

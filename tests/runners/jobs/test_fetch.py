@@ -17,13 +17,16 @@ from runners.environments import builder
 from runners.hub.errors import HubError
 from runners.hub.settings import HubSettings
 from runners.hub.store import scan
+from runners.jobs.data_files import open_source
 from runners.jobs.events import EVENT_FD_VARIABLE, Emitter, read_events
 from runners.jobs.fetch import Fetching, drop_credentials
 from runners.jobs.in_environment import drop_pip_variables
-from runners.jobs.train.sources import open_source
 from runners.jobspec import (
+    CompressSpec,
     DemoModel,
     DownloadedData,
+    EvaluateSpec,
+    FolderModel,
     GenerateSpec,
     HubData,
     HubModel,
@@ -286,6 +289,8 @@ def test_a_stopped_download_keeps_what_arrived_for_the_next_job(tmp_path, hub):
 
 
 DATA = "datasets/tiny/chats"
+PARTS = [f"train-0000{at}-of-00002.parquet" for at in (0, 1)]
+FEW = HubData(repository=DATA, columns=("messages",), records=5)
 
 
 def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
@@ -318,6 +323,34 @@ def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
         samples = [each.sample.turns[0].content for each in opened.records(reader)]
         assert (len(samples), len(set(samples)), len(digest)) == (40, 40, 64)
         assert reader.name == "train-00001-of-00002.parquet"  # of an error there
+
+
+def test_only_the_files_that_hold_the_records_are_downloaded(tmp_path, hub):
+    make_data_sets(hub.folder)
+    model = FolderModel(path="m")
+    for spec, field, names in (
+        (EvaluateSpec(model=model, text=FEW), "text", PARTS[:1]),
+        (GenerateSpec(model=model, prompts=FEW), "prompts", PARTS[:1]),
+        (
+            CompressSpec(
+                model=model, method="gptq", calibration_data=FEW.model_copy(update={"records": 25})
+            ),
+            "calibration_data",
+            PARTS,
+        ),
+    ):
+        attempt = Attempt(tmp_path, hub, spec)
+        ended = attempt.run()
+        assert ended.returncode == 0, ended.stderr
+        data = getattr(attempt.request.spec, field)
+        asked = getattr(spec, field)
+        assert [Path(path).name for path in data.paths] == names
+        assert (data.columns, data.records) == (asked.columns, asked.records)
+        assert {each.name for each in attempt.cache.rglob("train-*")} == {*names}
+    offline = Attempt(tmp_path, hub, EvaluateSpec(model=model, text=FEW))
+    assert offline.run(HF_HUB_OFFLINE="1").returncode == 0
+    whole = Attempt(tmp_path, hub, EvaluateSpec(model=model, text=HubData(repository=DATA)))
+    assert "HF_HUB_OFFLINE" in whole.run(HF_HUB_OFFLINE="1").stderr  # 25 records are no split
 
 
 @pytest.mark.parametrize(

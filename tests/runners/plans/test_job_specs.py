@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from planner import api
 from planner.catalog.models import find_model
-from planner.specs.base import NotPossibleError
+from planner.specs.base import NotPossibleError, location_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.on_policy import RolloutSpec
@@ -220,6 +220,54 @@ def test_a_data_set_of_the_hub_is_read_as_its_name_and_the_fields_beside_it_say(
         assert data == HubData(repository="datasets/acme/notes", **expected), workload
     own = spec_for("finetune", {"data_source": "host", "data_repository": "acme/notes"})
     assert own.data == HostText()
+
+
+READ = {"data_columns": "question=prompt, answer", "data_records": 50}
+NOTES = {"repository": "datasets/acme/notes", "split": "train"}
+
+
+@pytest.mark.parametrize(
+    ("goal", "workload", "launch", "field"),
+    [
+        ("finetune", {}, {}, "data"),
+        ("generate", {}, {}, "prompts"),
+        ("generate", {}, {"run": "evaluation"}, "text"),
+        ("compress", {"method": "gptq"}, {}, "calibration_data"),
+    ],
+)
+def test_every_kind_of_job_reads_a_data_set_by_the_same_fields(goal, workload, launch, field):
+    named = {"data_repository": "acme/notes"} | READ
+    read = getattr(spec_for(goal, workload | named, launch), field)
+    assert read == HubData(**NOTES, columns=("question=prompt", "answer"), records=50)
+    assert not isinstance(getattr(spec_for(goal, workload, launch), field), HubData)
+
+
+@pytest.mark.parametrize(
+    ("goal", "workload", "field"),
+    [
+        ("compress", {"method": "gguf", "data_repository": "acme/notes"}, "data_repository"),
+        ("compress", {"method": "gptq", "data_records": 5}, "data_records"),
+        ("generate", {"data_columns": "a=prompt"}, "data_columns"),
+        ("generate", {"data_repository": "a/b", "data_columns": "a=nothing"}, "data_columns"),
+        ("generate", {"data_repository": "a/b", "data_columns": "a=text,b=text"}, "data_columns"),
+        ("generate", {"data_repository": "a/b", "prompts_path": "a.txt"}, "prompts_path"),
+    ],
+)
+def test_what_a_job_would_not_read_of_a_data_set_is_refused_at_its_field(goal, workload, field):
+    with pytest.raises((DraftProblem, ValidationError)) as caught:
+        spec_for(goal, workload)
+    error = caught.value
+    found = error.field if isinstance(error, DraftProblem) else location_of(error.errors()[0])[-1]
+    assert found == field
+
+
+def test_a_mixture_has_data_sets_of_the_hub():
+    rows = [{"source": "host"}, {"source": "hub", "path": "acme/notes@v1:train", "weight": 3.0}]
+    mixed = spec_for("finetune", {"data_source": "mixed", "mixture": rows}).data
+    assert mixed.parts[1].data == HubData(**NOTES, revision="v1")
+    rows[1]["path"] = "acme"
+    with pytest.raises(ValidationError, match="no owner and name"):
+        spec_for("finetune", {"data_source": "mixed", "mixture": rows})
 
 
 def test_adapters_and_draft_models_go_with_the_launch_that_names_them():

@@ -6,7 +6,7 @@ The hub is this process's own; its repositories are small models of real archite
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,14 @@ class Site:
         self.cache = Path(stack.environment["HF_HOME"]) / "hub"
 
     def launch(
-        self, goal: str, model: str, data: str = "", **launch: Any
+        self,
+        goal: str,
+        model: str,
+        data: str = "",
+        work: Mapping[str, Any] = {},
+        **launch: Any,
     ) -> tuple[int, dict[str, Any]]:
-        named = {"data_repository": data} if data else {}
+        named = ({"data_repository": data} if data else {}) | work
         document = {
             "goal": goal, "model": model, "workload": WORK[goal] | named,
             "hardware": {"host": HOST_SLUG}, "launch": launch,
@@ -149,6 +154,46 @@ def test_a_model_is_tuned_on_data_sets_by_name(site):
         assert status >= 400
         assert words in answer["detail"]
         assert answer["errors"][0]["field"] == "workload.data_repository"
+
+
+def test_other_jobs_read_data_sets_by_name(site):
+    sources = [{"source": "host"}, {"source": "hub", "path": "tiny/lines"}]
+    renamed = {"data_columns": "instruction=prompt, output=completion", "data_records": 3}
+    for goal, data, work, launch in (
+        ("generate", "tiny/lines", renamed, {}),
+        ("generate", "tiny/chats:test", {}, {"run": "evaluation"}),
+        ("compress", "tiny/chats", {"method": "gptq", "data_records": 20}, {}),
+        ("finetune", "", {"data_source": "mixed", "mixture": sources}, {}),
+    ):
+        status, answer = site.launch(goal, "tiny/llama", data, work, **launch)
+        assert status == 201, answer
+        job = site.ended(answer)
+        assert job["state"] == "succeeded", job["outcome"]
+        measured, notes = job["result"]["measured"], job["result"]["notes"]
+        if goal == "generate" and not launch:
+            assert measured["prompts"] == 3
+        if launch:
+            assert "20 records of tiny/chats/test.parquet" in notes["perplexity"]
+        if goal == "finetune":
+            assert "tiny/lines/train.jsonl" in notes["data"]
+    stored = {path.name for path in site.cache.glob("datasets--tiny--chats/snapshots/*/data/*")}
+    assert "train-00001-of-00002.parquet" not in stored  # 20 records are in the first file
+    for goal, data, work, field in (
+        ("generate", "tiny/chats:dev", {}, "workload.data_repository"),
+        ("compress", "tiny/chats", {"method": "gguf"}, "workload.data_repository"),
+        ("generate", "tiny/lines", {"data_columns": "a=b"}, "workload.data_columns"),
+        (
+            "finetune",
+            "",
+            {
+                "data_source": "mixed",
+                "mixture": [*sources[:1], {"source": "hub", "path": "tiny/no"}],
+            },
+            "workload.mixture.1.path",
+        ),
+    ):
+        status, answer = site.launch(goal, "tiny/llama", data, work)
+        assert (status >= 400, answer["errors"][0]["field"]) == (True, field)
 
 
 def test_endpoints_by_name_answer_openais_own_client(site):

@@ -16,8 +16,8 @@ from runners.datasets.records import (
     left_out_words,
     part_words,
 )
+from runners.jobs.data_files import DataFile
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobspec.base import PackingStrategy
 from runners.jobspec.objectives import OBJECTIVES, Objective
 
@@ -72,7 +72,7 @@ def read_records(data: DataFile, objective: Objective, target: Path) -> Training
             field.
     """
     try:
-        reader = Reader(data.name, data.format)
+        reader = data.reader()
         found = TrainingRecords(target, data.digest())
         with target.open("w") as lines:
             for record in _of(objective, data.records(reader), reader):

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from runners.jobs.adapters import Lora, lora_config, weights_digest
+from runners.jobs.data_files import open_source
 from runners.jobs.energy import Work
 from runners.jobs.inputs import check_unchanged, digest_of_model
 from runners.jobs.loading import TORCH_DTYPES, load_folder, pick_device, ready, stored_quantisation
@@ -37,7 +38,6 @@ from runners.jobs.runtime import (
     weight_file_bytes,
 )
 from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
-from runners.jobs.train.sources import open_source
 from runners.jobs.train.text_samples import SampleReport
 from runners.jobs.train.tokenised_samples import set_default_template
 from runners.jobs.train.trl.data import DataReport, TrainingRecords, data_report, read_records

@@ -31,7 +31,14 @@ from runners.jobs.generate.batching import (
 )
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts
+from runners.jobspec import (
+    DemoPrompts,
+    DownloadedData,
+    FilePrompts,
+    GenerateSpec,
+    HubData,
+    InlinePrompts,
+)
 from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
@@ -49,6 +56,38 @@ def read(make_job, host):
         return read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
 
     return run
+
+
+ASKED = [
+    ({"prompt": "Why?", "completion": "So."}, (), "Why?", ()),
+    ({"text": "Once"}, (), "Once", ()),
+    ({"question": "Why?", "answer": "So."}, ("question=prompt",), "Why?", ()),
+    (
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        (),
+        "",
+        (("user", "a"),),
+    ),
+    ({"instruction": "Add.", "output": "3"}, (), "", (("user", "Add."),)),
+]
+
+
+def test_the_prompt_of_a_record_is_what_stands_before_its_answer(make_job, host):
+    path = host.path / "models" / "asked.jsonl"
+    for record, columns, text, turns in ASKED:
+        path.write_text(json.dumps(record) + "\n" + json.dumps(record))
+        asked = DownloadedData(name="a.jsonl", paths=(str(path),), columns=columns, records=1)
+        [found] = read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
+        assert (found.text, tuple(turn[:2] for turn in found.turns)) == (text, turns), record
+    path.write_text('{"prompt": "", "completion": "x"}')
+    with pytest.raises(BadInputError, match="nothing before its answer"):
+        read_texts(
+            make_job(GenerateSpec(model=TINY, prompts=asked)),
+            asked.model_copy(update={"columns": ()}),
+        )
+    hub = HubData(repository="datasets/a/b")
+    with pytest.raises(MissingModelError, match="a/b was not downloaded"):
+        read_texts(make_job(GenerateSpec(model=TINY, prompts=hub)), hub)
 
 
 def test_a_text_file_holds_a_prompt_a_line_and_json_lines_a_name_too(read, make_job):

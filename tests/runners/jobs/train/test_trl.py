@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 from transformers import TrainerControl, TrainerState
 
+from runners.jobs.data_files import DataFile
 from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import Peak
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState, checkpoints, read_latest_state
 from runners.jobs.train.run_progress import DivergedError
-from runners.jobs.train.tokenised_samples import DataFile
 from runners.jobs.train.trl.data import data_report, read_records
 from runners.jobs.train.trl.events import Course, metrics_of
 from runners.jobs.train.trl.job import _check_separation
