@@ -294,8 +294,27 @@ def test_the_pages_show_what_may_follow_and_start_it(team, alice, vera, host):
     address = f"/plans/{plan['id']}/launch/"
     assert client.post(address, {"run": "workflow"}).status_code == 422
     assert client.post(address, asked | {"then_compress": "gguf"}).status_code == 422
-    made = client.post(address, asked)
+    for wrong, field in (
+        ({"sweep_job": "workload.nothing = 1, 2"}, "Values to try of this job"),
+        ({"sweep_job": "faster"}, "Values to try of this job"),
+        ({"compress_group_size": "7"}, "Group size"),
+        ({"then_compress": "gguf", "sweep_compress": "workload.bits = 4, 8"}, "Serve it"),
+        ({"serve_engine_args": "--a 'b"}, "Further engine arguments"),
+    ):
+        refused = client.post(address, asked | {"then_evaluate": ""} | wrong)
+        assert (refused.status_code, field in refused.content.decode()) == (422, True), wrong
+    options = {
+        "evaluate_tasks": "held_out_choice", "compress_group_size": "32",
+        "compress_sparsity": "30", "sweep_compress": "workload.bits = 4, 8",
+        "serve_idle_stop_seconds": "30",
+    }  # fmt: skip
+    made = client.post(address, asked | options)
     workflow = Workflow.objects.get()
+    evaluation, compression, endpoint = workflow.document["steps"][1:]
+    assert evaluation["tasks"]["names"] == ["held_out_choice"]
+    assert compression["sweep"] == {"workload.bits": [4, 8]}
+    assert compression["workload"] == {"method": "awq", "group_size": 32}
+    assert (endpoint["launch"]["engine"], endpoint["launch"]["idle_stop_seconds"]) == (OWN, 1800.0)
     assert made["Location"] == f"/workflows/{workflow.pk}/"
     assert jobs(workflow)[0].plan_id == plan["id"]
     first, again = (client.get(made["Location"]).content.decode() for _ in range(2))
