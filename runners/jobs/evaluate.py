@@ -212,11 +212,7 @@ def _windows(
         raise MissingModelError(msg)
     if original is not None:
         theirs = original.tokenizer
-        if (
-            theirs is None
-            or loaded.tokenizer is None
-            or (theirs.get_vocab() != loaded.tokenizer.get_vocab())
-        ):
+        if theirs is None or theirs.get_vocab() != loaded.tokenizer.get_vocab():
             msg = "the original's vocabulary differs from the model's; choose the model's original"
             raise BadInputError(msg)
     if not isinstance(spec.text, HostText):

@@ -181,15 +181,12 @@ def _saved_by_trl(spec: TrainSpec) -> str:
 
 def named_data_words(spec: ModelSpec) -> str:
     """Return the sentence about the data set that a job other than a training reads, or ""."""
-    read = {
-        "prompts": ("Its prompts are those of", GenerateSpec),
-        "text": ("The text is", EvaluateSpec),
-        "calibration_data": ("It calibrates with", CompressSpec),
-    }
-    for name, (words, kind) in read.items():
-        data = getattr(spec, name, None) if isinstance(spec, kind) else None
-        if isinstance(data, HubData):
-            return f" {words} {text_words(data)}."
+    if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, HubData):
+        return f" Its prompts are those of {text_words(spec.prompts)}."
+    if isinstance(spec, EvaluateSpec) and isinstance(spec.text, HubData):
+        return f" The text is {text_words(spec.text)}."
+    if isinstance(spec, CompressSpec) and isinstance(spec.calibration_data, HubData):
+        return f" It calibrates with {text_words(spec.calibration_data)}."
     return ""
 
 
