@@ -20,6 +20,7 @@ from planner.specs.estimate import (
     EstimateRequest,
     InverseAnswer,
     InverseRequest,
+    Objective,
     PlanAnswer,
     PlanRequest,
     UnknownFigureError,
@@ -46,6 +47,20 @@ def engines_of(request: PlanRequest) -> tuple[str | None, ...]:
     from planner.search.question import engines_of as compared
 
     return compared(request, request.cluster)
+
+
+def penalty(estimate: Estimate, objective: Objective) -> float:
+    """Return what a search by an objective makes as small as it can, in the objective's unit."""
+    from planner.search.rank import penalty_of
+
+    return penalty_of(estimate, objective)
+
+
+def gap(estimate: Estimate, best: Estimate, objective: Objective) -> float:
+    """Return by which share of the best one's merit an estimate is worse, 0 or more."""
+    from planner.search.rank import gap_of
+
+    return gap_of(estimate, best, objective)
 
 
 def plan(request: PlanRequest) -> PlanAnswer:

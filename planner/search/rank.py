@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import exp
 
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import log, where
@@ -131,6 +132,7 @@ def perplexity_ratio(estimate: Estimate) -> float:
     return UNKNOWN_PERPLEXITY_RATIO if loss is None else 1 + loss
 
 
+LEAST_PENALTY = 1e-12  # of a figure that is 0, such as a cost without a price
 PENALTIES: dict[Objective, Callable[[Merit], float]] = {
     "throughput": lambda merit: -merit.speed,
     "latency": lambda merit: merit.delay,
@@ -157,6 +159,22 @@ def order_of(
         _round_to_compared_digits(-merit.speed),
         *complexity(estimate.strategy),
     )
+
+
+def penalty_of(estimate: Estimate, objective: Objective) -> float:
+    """Return what an objective makes as small as it can, in its own unit."""
+    return float(PENALTIES[objective](merit_of(estimate)))
+
+
+def gap_of(estimate: Estimate, best: Estimate, objective: Objective) -> float:
+    """Return by which share of the best one's merit an estimate is worse, 0 or more.
+
+    The penalty of the balanced objective is a logarithm; of the others it is a figure.
+    """
+    lost = penalty_of(estimate, objective) - penalty_of(best, objective)
+    if objective == "balanced":
+        return max(0.0, 1.0 - exp(-lost))
+    return max(0.0, lost) / max(abs(penalty_of(best, objective)), LEAST_PENALTY)
 
 
 def _round_to_compared_digits(value: float) -> float:

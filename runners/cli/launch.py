@@ -191,6 +191,8 @@ def launch(  # noqa: PLR0913 (the command's options)
                 raise
             command = _command(plan, file, on=on, settings=set_ or (), texts=texts)
             raise _over_budget(error, command) from error
+        for note in launched.notes if output == "table" else ():
+            typer.echo(note, err=True)
         if dry_run:
             if output == "table":
                 typer.echo(f"{title}: possible. Nothing was launched or kept.")

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from planner.catalog.engines import AUTO
 from planner.catalog.topologies import get_topology
 from planner.specs.base import UnknownTopologyError, refuse
 from planner.specs.estimate import Objective
@@ -217,7 +218,8 @@ class HardwareChoice(Part):
     engine: str | None = field(
         None,
         "Engine",
-        "Automatic: what Slipway starts on a host; else the best of those compared",
+        "Automatic: what Slipway starts on a host; else the best of those compared. “auto” of an "
+        "endpoint compares the engines that run on the host",
         max_length=40,
     )
     memory_limit_gib: float | None = field(
@@ -331,6 +333,19 @@ class PlanDocument(Part):
         default_factory=Launch,
         description="How POST /jobs and `slipway launch -f` start the plan",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _searches_an_engine(cls, values: object) -> object:
+        """Read ``launch.engine: auto`` as ``hardware.engine``: the search plans, too."""
+        launch = values.get("launch") if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or not isinstance(launch, Mapping):
+            return values
+        hardware = values.get("hardware") or {}
+        if launch.get("engine") != AUTO or not isinstance(hardware, Mapping):
+            return values
+        rest = {name: value for name, value in launch.items() if name != "engine"}
+        return {**values, "launch": rest, "hardware": {**hardware, "engine": AUTO}}
 
     @model_validator(mode="before")
     @classmethod

@@ -86,6 +86,8 @@ def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
             "engine",
         )
     runs = " start an endpoint of that engine," if served_by else ""
+    if document.goal == "serve" and not served_by:
+        runs = " start it on the host by its command, and add that as an observed server;"
     raise DraftProblem(
         f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
         f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",

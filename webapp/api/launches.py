@@ -8,6 +8,7 @@ from django.urls import reverse
 from ninja import Query, Router, Status
 from pydantic import Field
 
+from planner.catalog.engines import AUTO
 from runners.client.replies.jobs import JobReply
 from runners.client.replies.launches import Launched, LaunchRequestPage, LaunchRequestReply
 from runners.jobspec.base import NAME_LENGTH
@@ -81,11 +82,14 @@ def document_start(
 
     It is done as a whole or not at all: a launch that is refused keeps no plan.
     """
-    plan = _planned(request, body)
+    plan, notes = _planned(request, body)
     with transaction.atomic():
-        launched = _launched(request, _saved(plan), body.launch)
+        is_searched = body.hardware.engine == AUTO
+        launch = plan.document.launch if is_searched else body.launch
+        launched = _launched(request, _saved(plan), launch)
         if dry_run or launched.job.plan != plan.pk:  # else an earlier request with this key did
             transaction.set_rollback(True)
+    launched = launched.model_copy(update={"notes": notes})
     return Status(200, _without_id(launched)) if dry_run else Status(201, launched)
 
 
@@ -95,21 +99,22 @@ def _without_id(launched: Launched) -> Launched:
         job=launched.job.model_copy(update={"id": "", "url": "", "plan": None}),
         endpoint_key=None,
         command=launched.command,
+        notes=launched.notes,
     )
 
 
-def _planned(request: HttpRequest, document: PlanDocument) -> Plan:
-    """Return a draft of a document with its answer, not saved.
+def _planned(request: HttpRequest, document: PlanDocument) -> tuple[Plan, list[str]]:
+    """Return a draft of a document with its answer, not saved, and notes on what else changed.
 
     Raises:
         InvalidProblem: the planner or a form refuses it.
     """
-    plan, _ = plan_of_document(request, document)
+    plan, notes = plan_of_document(request, document)
     try:
         plan_answer(plan)
     except DraftProblem as problem:
         raise InvalidProblem("draft", problem.sentence) from problem
-    return plan
+    return plan, notes
 
 
 def _saved(plan: Plan) -> Plan:
@@ -201,7 +206,9 @@ def launch_request_of_document(
 
     It is done as a whole or not at all: a request that is refused keeps no plan.
     """
-    plan, launch = _planned(request, body.document), body.document.launch
+    plan, _ = _planned(request, body.document)
+    is_searched = body.document.hardware.engine == AUTO
+    launch = plan.document.launch if is_searched else body.document.launch
     with transaction.atomic():
         return Status(201, _requested(request, _saved(plan), launch, body.reason))
 

@@ -35,6 +35,7 @@ from runners.plans.fields import Part, faults_in
 from runners.plans.latency_limits import SLO_SECONDS
 from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
+from runners.plans.refusals import DraftProblem
 from runners.plans.weights import is_gguf_repository, names_weights
 from runners.plans.workloads import NAMED_SOURCES, TRAINING_GOALS, WORKLOADS, TrainingData
 from webapp.accounts.models import Team
@@ -56,6 +57,7 @@ from webapp.wizard.drafts import (
     stored_draft,
     workload_of,
 )
+from webapp.wizard.engine_search import engine_settle
 from webapp.wizard.forms import GOAL_FIELDS
 
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
@@ -139,6 +141,11 @@ def draft_of_document(
     draft = stored_draft(serve_document(host or first_host(team)))
     plan = Plan(team=team, owner=owner, draft=draft)
     notes = draft_fill(plan, document, model)
+    if document.hardware.engine == AUTO:
+        try:
+            notes += engine_settle(plan, document.launch)
+        except DraftProblem as problem:
+            raise _wrong("hardware.engine", problem.sentence) from problem
     if document.name:
         plan.name, plan.is_named = document.name, True
     return plan, notes

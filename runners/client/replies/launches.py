@@ -21,6 +21,10 @@ class Launched(Reply):
             "what the host fills in; empty for other jobs"
         ),
     ] = ""
+    notes: Annotated[
+        list[str],
+        Field(description="What else of the document changed, and why an engine was chosen"),
+    ] = []
 
 
 class LaunchRequestReply(Reply):

@@ -5,9 +5,12 @@ import re
 
 import pytest
 
+from runners.jobspec.engines import ENGINES, OWN
 from tests.webapp.conftest import client_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, is_outdated, plan_again
+from webapp.wizard import engine_search
+from webapp.wizard.documents import document_parse, draft_of_document
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 GPT_OSS = {
@@ -106,3 +109,46 @@ def test_a_plan_of_before_stays_with_the_engine_it_was_made_for(made, alice):
     again = plan_again(saved, alice)
     assert again.pk != saved.pk
     assert (again.request["engine"], again.answer["plans"][0]["engine"]) == ("auto", "llama_cpp")
+
+
+ENDPOINT = {
+    "goal": "serve",
+    "model": "HuggingFaceTB/SmolLM2-135M",
+    "workload": {"input_tokens": 64, "output_tokens": 32, "concurrency": 2},
+    "latency_target": "none",
+    "launch": {"run": "endpoint", "engine": "auto"},
+}
+
+
+def test_auto_on_a_host_searches_the_engines_that_run_there(team, alice, host, monkeypatch):
+    asked = document_parse(ENDPOINT | {"hardware": {"host": host.name}})
+    assert (asked.hardware.engine, asked.launch.engine) == ("auto", OWN)
+
+    def settled() -> tuple[str, str]:
+        plan, notes = draft_of_document(team, alice, asked)
+        chosen = plan.document.launch.engine
+        assert plan.document.hardware.engine == ENGINES[chosen].planned_as
+        return chosen, notes[-1]
+
+    monkeypatch.setattr(engine_search, "TIE", 1e9)
+    chosen, why = settled()
+    assert chosen == OWN  # nothing else is installed
+    assert why.startswith(f"Engine: {ENGINES[OWN].title}, ")
+    monkeypatch.setattr(engine_search, "TIE", 0.0)
+    best, why = settled()
+    assert ENGINES[best].title in why
+    assert "llama.cpp: " in why  # which has no file of this model, and is no candidate
+    monkeypatch.setattr(
+        engine_search.api, "penalty", lambda estimate, _: -float(estimate.engine == "vllm")
+    )
+    if "vLLM" in why:
+        assert settled()[0] == "vllm"
+
+
+def test_auto_where_no_engine_can_start_the_endpoint_says_why_of_each(alice, host):
+    huge = ENDPOINT | {"model": "meta-llama/Llama-3.1-405B", "hardware": {"host": host.name}}
+    reply = client_of(alice).post("/api/v1/jobs", json.dumps(huge), "application/json")
+    assert reply.status_code == 422
+    fault = reply.json()["errors"][0]
+    assert fault["field"] == "hardware.engine"
+    assert all(f"{each}: " in fault["message"] for each in (ENGINES[OWN].title, "llama.cpp"))

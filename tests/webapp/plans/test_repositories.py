@@ -470,6 +470,7 @@ def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice
     assert job.spec["data"] == {
         "source": "hub", "repository": "datasets/tiny/chats", "subset": "", "split": "train",
         "revision": own_hub.commit("datasets/tiny/chats"), "format": None,
+        "columns": [], "records": None,
     }  # fmt: skip
     used = {(each.repository, each.revision) for each in RepositoryUse.objects.filter(job=job)}
     assert ("datasets/tiny/chats", own_hub.commit("datasets/tiny/chats")) in used
