@@ -45,6 +45,7 @@ SHARDED = "qwen3_moe"  # its weights lie in several files
 SHARD_BYTES = "1MB"
 VOCABULARY = 1024
 GGUF_TYPES = ("Q8_0", "F16")
+AWQ_GROUP, AWQ_ORDER = 64, [0, 2, 4, 6, 1, 3, 5, 7]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -123,6 +124,53 @@ def make_gguf(folder: Path, source: Path) -> Path:
     return folder
 
 
+def make_awq(folder: Path, source: Path) -> Path:
+    """Write a llama of 4 bits as AutoAWQ stores one: codes of 8 outputs in an integer.
+
+    Source: casper-hansen/AutoAWQ, awq/modules/linear/gemm.py, WQLinear_GEMM.from_linear.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    def packed(codes: torch.Tensor) -> torch.Tensor:
+        eights = codes.to(torch.int64).unflatten(1, (-1, 8))[..., AWQ_ORDER]
+        joined = (eights << (4 * torch.arange(8))).sum(-1)
+        return torch.where(joined >= 2**31, joined - 2**32, joined).to(torch.int32)
+
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if "_proj." not in name:
+            tensors[name] = weight.half()
+            continue
+        groups = weight.float().t().unflatten(0, (-1, AWQ_GROUP))  # [groups, inputs, outputs]
+        low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+        scales = ((high - low) / 15).clamp(min=1e-6)
+        zeros = (-low / scales).round().clamp(0, 15)
+        codes = (groups / scales[:, None] + zeros[:, None]).round().clamp(0, 15)
+        own = name.removesuffix("weight")
+        tensors |= {
+            f"{own}qweight": packed(codes.flatten(0, 1)),
+            f"{own}qzeros": packed(zeros),
+            f"{own}scales": scales.half(),
+        }
+    write_files(
+        folder,
+        {
+            each.name: each.read_bytes()
+            for each in source.iterdir()
+            if each.is_file() and each.suffix != ".safetensors"
+        },
+    )
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "awq", "bits": 4, "group_size": AWQ_GROUP, "version": "gemm",
+        "zero_point": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    return folder
+
+
 def make_shards(folder: Path, count: int = 300) -> Path:
     """Write a llama whose index names ``count`` files, of a tensor each but the last."""
     import torch
@@ -185,6 +233,8 @@ def make_repositories(folder: Path, note: Callable[[str], object] = lambda _text
         make_model(folder / OWNER / kind, kind)
     note(f"{OWNER}/llama-GGUF")
     make_gguf(folder / OWNER / "llama-GGUF", folder / OWNER / "llama")
+    note(f"{OWNER}/llama-AWQ")
+    make_awq(folder / OWNER / "llama-AWQ", folder / OWNER / "llama")
     note(f"{OWNER}/llama-300")
     make_shards(folder / OWNER / "llama-300")
     note(f"datasets/{OWNER}")

@@ -4,8 +4,10 @@ The hub is this process's own; its repositories are small models of real archite
 """
 
 import json
+import logging
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests.hub.models import ARCHITECTURES, make_repositories
 from tests.stack import HOST_SLUG, Stack, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+LOG = logging.getLogger(__name__)  # shown by --log-cli-level=INFO
 WORK: dict[str, dict[str, Any]] = {
     "generate": {"input_tokens": 16, "output_tokens": 8, "batch_size": 2},
     "serve": {"input_tokens": 64, "output_tokens": 64, "concurrency": 2},
@@ -180,7 +183,6 @@ def test_other_jobs_read_data_sets_by_name(site):
     assert "train-00001-of-00002.parquet" not in stored  # 20 records are in the first file
     for goal, data, work, field in (
         ("generate", "tiny/chats:dev", {}, "workload.data_repository"),
-        ("compress", "tiny/chats", {"method": "gguf"}, "workload.data_repository"),
         ("generate", "tiny/lines", {"data_columns": "a=b"}, "workload.data_columns"),
         (
             "finetune",
@@ -194,6 +196,25 @@ def test_other_jobs_read_data_sets_by_name(site):
     ):
         status, answer = site.launch(goal, "tiny/llama", data, work)
         assert (status >= 400, answer["errors"][0]["field"]) == (True, field)
+    status, answer = site.launch("compress", "tiny/llama", "tiny/chats", {"method": "gguf"})
+    assert status >= 400
+    assert "GGUF calibrates on no data set" in answer["detail"]
+
+
+def test_an_awq_repository_is_refused_by_name_where_no_engine_reads_it(site):
+    """On processors vLLM alone reads it, whose environment is built by those who want it."""
+    words = {
+        "slipway": "quantised by awq, which Slipway's own engine and jobs do not read",
+        "llamacpp": "reads GGUF",
+        "sglang": "Choose a host with a GPU",
+    }
+    for engine, said in words.items():
+        status, answer = site.launch("serve", "tiny/llama-AWQ", run="endpoint", engine=engine)
+        assert status >= 400
+        assert said in answer["detail"], answer["detail"]
+    status, answer = site.launch("compress", "tiny/llama-AWQ")
+    assert status >= 400
+    assert "serve this one with vLLM or SGLang" in answer["detail"]
 
 
 def test_endpoints_by_name_answer_openais_own_client(site):
@@ -204,6 +225,7 @@ def test_endpoints_by_name_answer_openais_own_client(site):
         ("tiny/llama", {"adapters": True}),
         ("tiny/llama-GGUF:Q8_0", {"engine": "llamacpp"}),
     ):
+        began = time.monotonic()
         status, answer = site.launch("serve", model, run="endpoint", **launch)
         assert status == 201, answer
         endpoint = site.endpoint(answer)
@@ -215,6 +237,9 @@ def test_endpoints_by_name_answer_openais_own_client(site):
                 model=name, messages=[{"role": "user", "content": "A cache"}], max_tokens=8
             )
             assert said.usage.completion_tokens >= 1
+            waited = time.monotonic() - began
+            engine = launch.get("engine", "slipway")
+            LOG.info("%-24s %-10s first answer after %5.1f s", model, engine, waited)
         assert site.stop(answer)["state"] == "stopped"
 
 
