@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.core.paginator import Page
+from django.db import transaction
 from django.db.models import Count, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -49,6 +50,7 @@ from webapp.plans.planning import (
     is_outdated,
     lacks_only_suggestions,
     plan_again,
+    plan_compute,
     plan_keep,
     verdict_answer,
 )
@@ -70,7 +72,8 @@ from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.tunings.planning import tuning_refusal
 from webapp.wizard.documents import document_of, schema_address, yaml_of
 from webapp.wizard.drafts import proposals_fill
-from webapp.wizard.launch_form import SHOW_COMMAND, LaunchForm
+from webapp.wizard.engine_search import engine_settle
+from webapp.wizard.launch_form import SEARCHED, SHOW_COMMAND, LaunchForm
 from webapp.wizard.steps import launch_form_of, step_page
 from webapp.workflows.following import RUN as WORKFLOW
 from webapp.workflows.following import FollowingForm, following_form
@@ -367,6 +370,8 @@ def _started(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse
         key = request.POST.get("key", "")[:KEY_LENGTH]
         made = deploy(request, plan, form.launch, DeployForm(request.POST), key)
         return redirect("deployment-detail", made.pk)
+    if run == SEARCHED:
+        return redirect("job-detail", _launch_searched(request, plan, form.launch).pk)
     return redirect("job-detail", _launch(request, plan, form.launch).pk)
 
 
@@ -414,6 +419,22 @@ def _launch(request: HttpRequest, plan: Plan, launch: Launch) -> Job:
     )
     if endpoint_key:
         keep_for_session(request, job, endpoint_key)
+    return job
+
+
+def _launch_searched(request: HttpRequest, plan: Plan, launch: Launch) -> Job:
+    """Start the endpoint on the best engine of the host, and say why it is that one.
+
+    The plan is then that engine's: a draft itself, of a saved plan a new version.
+    """
+    with transaction.atomic():
+        draft = plan if plan.is_draft else draft_begun_from(plan, signed_in(request))
+        # Further arguments are those of one engine.
+        notes = engine_settle(draft, launch.with_values(engine_args=[]))
+        plan_compute(draft)
+        job = _launch(request, draft, draft.document.launch)
+    for note in notes:
+        messages.info(request, note)
     return job
 
 

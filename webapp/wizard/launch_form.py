@@ -28,7 +28,8 @@ from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
 SHOW_COMMAND = "command"  # a run that starts nothing: the endpoint's command is shown
-RUNS = ("job", "endpoint", "load", "evaluation", "workflow", "deployment", SHOW_COMMAND)
+SEARCHED = "best-engine"  # an endpoint of the engine that a search of the host's finds
+RUNS = ("job", "endpoint", "load", "evaluation", "workflow", "deployment", SHOW_COMMAND, SEARCHED)
 ARGS_EXAMPLES: Mapping[EngineName, str] = {
     "llamacpp": "--reasoning-format none",
     "vllm": "--enable-auto-tool-choice --tool-call-parser hermes",
@@ -63,6 +64,9 @@ class LoadLevels(forms.CharField):
                 f"“Load levels” is {text[:60]}; give 1 to 12 rising numbers, such as 1, 2, 4."
             )
         return levels
+
+
+ENDPOINTS = dict.fromkeys((SHOW_COMMAND, SEARCHED, "deployment"), "endpoint")
 
 
 class ShellWords(forms.CharField):
@@ -212,7 +216,7 @@ class LaunchForm(FormOfPart):
         """Return the values that the pressed button's run uses; the others have their default."""
         found = {**self.part.model_dump(), **super().values()}
         run = self.cleaned_data.get("run") or "job"
-        run = {SHOW_COMMAND: "endpoint", "deployment": "endpoint", "workflow": "job"}.get(run, run)
+        run = ENDPOINTS.get(run, "job" if run == "workflow" else run)
         kind = run if self.note.get("is_serving") else kind_of(self.note.get("goal", run), run)
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:

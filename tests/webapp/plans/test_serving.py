@@ -183,6 +183,22 @@ def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
     assert key not in str(Job.objects.values())
 
 
+def test_the_review_starts_the_best_engine_of_the_host_and_says_why(plan, alice):
+    client = client_of(alice)
+    page = client.get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert ("Start on the best engine" in page) == (len(launch_note(plan)["engines"]) > 1)
+
+    started = client.post(f"/plans/{plan.pk}/launch/", {"run": "best-engine", "key": "k1"})
+
+    job = Job.objects.get()
+    assert started["Location"] == f"/jobs/{job.pk}/"
+    row = ENGINES[job.spec["engine"]]
+    assert job.plan.document.hardware.engine == row.planned_as
+    shown = unescape(client.get(started["Location"]).content.decode())
+    assert f"Engine: {row.title}, " in shown
+    assert "endpoint-key" in shown
+
+
 def test_no_session_holds_the_key_in_clear(plan, alice):
     client = client_of(alice)
     posted = {"run": "endpoint", "idle_stop_seconds": "1", "key": "k1"}
