@@ -9,6 +9,7 @@ from django.test.html import parse_html
 
 from planner.catalog.engines import get_engine
 from runners.plans import fields
+from runners.plans.data_set import DataSet
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice, RopeScaling
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
@@ -156,11 +157,12 @@ def test_finer_choices_are_folded_until_one_of_them_is_made(walk):
         assert f"<summary>Advanced options: {said}</summary>" in text, goal
 
 
-def test_a_step_without_finer_choices_has_no_fold(walk):
+def test_the_data_set_of_a_compression_is_its_only_fold_and_closed(walk):
     walker = walk()
     walker.press("goal", goal="compress")
     text = walker.page("workload").content.decode()
-    assert "Advanced options" not in text
+    folded = text.partition("<summary>Advanced options</summary>")[2].partition("</details>")[0]
+    assert re.findall(r'name="(\w+)"', folded) == [*DataSet.model_fields]
     assert 'name="sparsity"' in text
 
 
