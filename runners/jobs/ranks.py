@@ -121,25 +121,23 @@ class Ranks:
                 dist.broadcast(sent, src=self.lead)
                 tensor.copy_(sent)
 
-    def send(self, tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None = None) -> None:
-        """Send a tensor to another rank, which receives one of the same shape in that group.
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send a tensor to another rank, which receives one of the same shape.
 
         Raises:
             RankFailedError: the tensor was not received in time.
         """
         with naming_rank_failures(self):
-            dist.send(tensor.contiguous(), dst=to, group=group)
+            dist.send(tensor.contiguous(), dst=to)
 
-    def receive(
-        self, tensor: torch.Tensor, sender: int, group: dist.ProcessGroup | None = None
-    ) -> None:
-        """Receive a tensor from another rank in that group.
+    def receive(self, tensor: torch.Tensor, sender: int) -> None:
+        """Receive a tensor from another rank.
 
         Raises:
             RankFailedError: nothing arrived in time.
         """
         with naming_rank_failures(self):
-            dist.recv(tensor, src=sender, group=group)
+            dist.recv(tensor, src=sender)
 
     def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
         """Return the model, wrapped in DDP if there are several ranks.

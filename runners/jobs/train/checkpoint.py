@@ -1,19 +1,31 @@
 """Training checkpoints: complete or absent, written while steps go on."""
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from runners.jobs.memory import free_host_bytes
-from runners.jobs.ranks import Ranks
+from runners.jobs.ranks import ALONE, Ranks, naming_rank_failures
+from runners.jobs.train.checkpoint_files import (
+    OPTIMIZER,
+    Part,
+    Parts,
+    load_parts,
+    save_parts,
+    stored_tensors,
+    whole,
+)
 from runners.jobs.train.optimizers import OffloadedAdamW
 from runners.jobs.train.quantized import integer_matrices, trained_tensors
 from runners.jobs.weights import HostBuffers
@@ -24,6 +36,7 @@ from runners.jobs.weights import HostBuffers
 # with their scales, factored moments, step counts, moments in a mapped file.
 
 
+Tensors = Mapping[str, torch.Tensor]
 NUMBERS = {"int": int, "float": float}  # plain numbers are restored as such
 
 
@@ -50,7 +63,7 @@ def optimizer_state_tensors(
 
 
 def load_optimizer_states(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: Tensors
 ) -> None:
     """Load optimizer states into an optimizer of the same weights."""
     weights = dict(zip(names, _weights(optimizer), strict=True))
@@ -66,44 +79,6 @@ def load_optimizer_states(
             state[name] = value.to(weights[weight].device)
 
 
-def broadcast_optimizer_states(
-    ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]
-) -> None:
-    """Copy the lead's optimizer states to every rank.
-
-    Raises:
-        RankFailedError: not every rank responded in time.
-    """
-    tensors = optimizer_state_tensors(optimizer, names) if ranks.is_lead else {}
-    described = {
-        name: (str(each.dtype).removeprefix("torch."), list(each.shape))
-        for name, each in tensors.items()
-    }
-    shapes = _from_lead(ranks, described)
-    if not ranks.is_lead:
-        tensors = {name: _empty(*shape) for name, shape in shapes.items()}
-    ranks.copy_from_lead([tensors[name] for name in sorted(tensors)])
-    if not ranks.is_lead:
-        load_optimizer_states(optimizer, names, tensors)
-
-
-def _from_lead(ranks: Ranks, document: dict[str, Any]) -> dict[str, Any]:
-    """Broadcast the lead's JSON document: its length first, then its bytes."""
-    text = bytearray(json.dumps(document).encode())
-    length = torch.tensor([len(text)])
-    ranks.copy_from_lead([length])
-    data = torch.zeros(int(length), dtype=torch.uint8)
-    if ranks.is_lead:
-        data = torch.frombuffer(text, dtype=torch.uint8)
-    ranks.copy_from_lead([data])
-    received: dict[str, Any] = json.loads(bytes(data.tolist()))
-    return received
-
-
-def _empty(dtype: str, shape: list[int]) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, dtype))
-
-
 def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
@@ -117,7 +92,6 @@ def _state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, 
 
 PREFIX = "step-"
 STATE_FILE = "state.json"
-FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
 
 
 @dataclass
@@ -177,17 +151,15 @@ def load_trained_weights(model: torch.nn.Module, weights: Mapping[str, torch.Ten
             parameter.copy_(weights[name])
 
 
-def write_checkpoint(folder: Path, saved: CheckpointContent) -> Path:
-    """Write one checkpoint and return its folder."""
-    from safetensors.torch import save_file
+def checkpoint_parts(weights: Tensors, optimizer: Tensors) -> dict[str, Part]:
+    """Return whole tensors as the parts of a checkpoint."""
+    states = {f"{OPTIMIZER}{name}": each for name, each in optimizer.items()}
+    return {name: whole(each) for name, each in {**weights, **states}.items()}
 
-    def write(building: Path) -> None:
-        for name in ("weights", "optimizer"):
-            tensors = {key: each.contiguous() for key, each in getattr(saved, name).items()}
-            save_file(tensors, building / FILES[name])
-        (building / STATE_FILE).write_text(json.dumps(asdict(saved.state)))
 
-    return publish_checkpoint(folder, saved.state.step, write)
+def building_folder(folder: Path, number: int) -> Path:
+    """Return the folder in which a checkpoint is written, until it is whole."""
+    return folder / f".{PREFIX}{number:08d}-building"
 
 
 def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None]) -> Path:
@@ -196,7 +168,7 @@ def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None])
     If ``write`` fails, for example on a full disk, the partial folder is removed.
     """
     final = folder / f"{PREFIX}{number:08d}"
-    building = folder / f".{final.name}-building"
+    building = building_folder(folder, number)
     for partial in folder.glob(f".{PREFIX}*-building"):  # killed writes, of this step or another
         shutil.rmtree(partial, ignore_errors=True)
     building.mkdir(parents=True)
@@ -220,40 +192,69 @@ def remove_older_checkpoints(folder: Path, keep: int = 1) -> None:
 
 
 def read_latest(folder: Path) -> CheckpointContent | None:
-    """Return the newest checkpoint, or None."""
-    from safetensors.torch import load_file
+    """Return the whole newest checkpoint, of any layout, or None.
 
-    folders = checkpoints(folder)
-    if not folders:
+    Raises:
+        BadInputError: a file is damaged or missing.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is None:
         return None
-    weights, optimizer = (load_file(folders[-1] / file) for file in FILES.values())
-    return CheckpointContent(weights, optimizer, _state_of(folders[-1]))
+    stored = stored_tensors(newest)
+    weights, optimizer = (
+        {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in table.items()}
+        for table in (stored.weights, stored.optimizer)
+    )
+    parts = {name: whole(each) for name, each in weights.items()}
+    load_parts(
+        newest, parts | {f"{stored.prefix}{name}": whole(each) for name, each in optimizer.items()}
+    )
+    return CheckpointContent(weights, optimizer, state_of(newest))
 
 
 def read_latest_state(folder: Path) -> TrainState | None:
     """Return the progress of the newest checkpoint without its tensors, or None."""
-    return next((_state_of(each) for each in checkpoints(folder)[-1:]), None)
+    newest = newest_checkpoint(folder)
+    return None if newest is None else state_of(newest)
 
 
-def _state_of(checkpoint: Path) -> TrainState:
+def state_of(checkpoint: Path) -> TrainState:
+    """Return the progress that a checkpoint's folder holds."""
     return TrainState(**json.loads((checkpoint / STATE_FILE).read_text()))
 
 
 def load_latest(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> TrainState | None:
-    """Fill model and optimizer from the newest checkpoint; return its state, or None."""
-    saved = read_latest(folder)
-    if saved is None:
+    """Fill model and optimizer from the newest checkpoint; return its state, or None.
+
+    Raises:
+        BadInputError: a file is damaged or missing, or is of another model.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is None:
         return None
-    load_trained_weights(model, saved.weights)
-    load_optimizer_states(optimizer, _names(model, optimizer), saved.optimizer)
-    return saved.state
+    stored = stored_tensors(newest)
+    states = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in stored.optimizer.items()
+    }
+    parts = {name: whole(each) for name, each in trained_weights(model).items()}
+    load_parts(
+        newest, parts | {f"{stored.prefix}{name}": whole(each) for name, each in states.items()}
+    )
+    load_optimizer_states(optimizer, _names(model, optimizer), states)
+    return state_of(newest)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None."""
+    return next(iter(checkpoints(folder)[-1:]), None)
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -268,21 +269,6 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str
     return [names[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
 
-def broadcast_progress(
-    ranks: Ranks,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: TrainState | None,
-) -> TrainState | None:
-    """Copy the lead's weights to every rank, and its optimizer and progress if it resumed."""
-    progress = json.loads(ranks.broadcast_from_lead(json.dumps(state and asdict(state)).encode()))
-    ranks.copy_from_lead(list(model.parameters()))
-    if progress is None:
-        return None
-    broadcast_optimizer_states(ranks, optimizer, _names(model, optimizer))
-    return TrainState(**progress)
-
-
 def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -291,38 +277,173 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
+# Which ranks write a checkpoint, and where.
+#
+# Ranks that share a folder write one checkpoint there, each its own slices. Hosts with folders of
+# their own then exchange their files, so that each keeps all of it: the training goes on without
+# any of them, and on a host that is new.
+
+
+EXCHANGE_BYTES = 2**24  # sent at once
+
+
+@dataclass(frozen=True)
+class Keepers:
+    """The first rank of each group of ranks that share a folder; it completes a checkpoint there.
+
+    ``group``: of all ranks, for messages that never mix with those of a step; ``between``: of the
+    keepers, None if there is one.
+    """
+
+    ranks: Ranks = ALONE
+    keepers: tuple[int, ...] = (0,)
+    group: dist.ProcessGroup | None = None
+    between: dist.ProcessGroup | None = None
+
+    @property
+    def is_keeper(self) -> bool:
+        """Return whether this rank completes checkpoints in its folder."""
+        return self.ranks.rank in self.keepers
+
+    def write(self, folder: Path, staged: "StagedCheckpoint", state: TrainState) -> bool:
+        """Write a checkpoint; return whether this rank completed one.
+
+        Raises:
+            RankFailedError: another rank did not send its part in time.
+            OSError: a rank could not write; the previous checkpoint remains.
+        """
+        group = self.group if staged.is_divided else None
+        if group is None and not self.is_keeper:
+            return False
+
+        def write(building: Path) -> None:
+            self._meet(group)  # the folder is there, and empty
+            with naming_rank_failures(self.ranks):
+                save_parts(building, staged.parts, group)
+                if group is not None and self.between is not None and self.is_keeper:
+                    names = sorted(each.name for each in building.iterdir())
+                    for keeper in self.keepers:
+                        self._send_files(keeper, building, names, building)
+            if self.is_keeper:
+                (building / STATE_FILE).write_text(json.dumps(asdict(state)))
+
+        if self.is_keeper:
+            publish_checkpoint(folder, state.step, write)
+        else:
+            write(building_folder(folder, state.step))
+        return self.is_keeper
+
+    def share_newest(self, folder: Path) -> None:
+        """Send the newest checkpoint of all hosts to those that lack it; every rank calls it.
+
+        Raises:
+            RankFailedError: a rank did not answer in time.
+        """
+        if self.between is not None and self.is_keeper:
+            newest = newest_checkpoint(folder)
+            own = ("", "") if newest is None else (newest.name, (newest / STATE_FILE).read_text())
+            told: list[tuple[str, str]] = [own for _ in self.keepers]
+            with naming_rank_failures(self.ranks):
+                dist.all_gather_object(told, own, group=self.between)
+                name = max(name for name, _ in told)
+                at = next(at for at, each in enumerate(told) if each[0] == name)
+                if any(each != told[at] for each in told):
+                    self._share(self.keepers[at], folder, name, is_owner=own == told[at])
+        self._meet(self.group)
+
+    def _share(self, keeper: int, folder: Path, name: str, *, is_owner: bool) -> None:
+        names = sorted(each.name for each in (folder / name).iterdir()) if is_owner else []
+        if is_owner:
+            self._send_files(keeper, folder / name, names, None)
+            return
+        step = int(name.removeprefix(PREFIX))
+        publish_checkpoint(folder, step, lambda at: self._send_files(keeper, at, [], at))
+
+    def _send_files(
+        self, keeper: int, source: Path, names: Sequence[str], target: Path | None
+    ) -> None:
+        """Send a keeper's named files to the others, which write them into ``target``."""
+        is_sender = keeper == self.ranks.rank
+        files = [(each, (source / each).stat().st_size) for each in names if is_sender]
+        told = [files]
+        dist.broadcast_object_list(told, src=keeper, group=self.between)
+        folder = source if is_sender else target
+        for name, size in told[0]:
+            how = "rb" if is_sender else "wb"
+            with contextlib.nullcontext() if folder is None else (folder / name).open(how) as file:
+                for at in range(0, size, EXCHANGE_BYTES):
+                    self._send_piece(keeper, file, min(EXCHANGE_BYTES, size - at))
+
+    def _send_piece(self, keeper: int, file: IO[Any] | None, size: int) -> None:
+        content = bytearray(size)
+        if keeper == self.ranks.rank and file is not None:
+            content[:] = file.read(size)
+        piece = torch.frombuffer(content, dtype=torch.uint8)  # of the same memory
+        dist.broadcast(piece, src=keeper, group=self.between)
+        if keeper != self.ranks.rank and file is not None:
+            file.write(content)
+
+    def _meet(self, group: dist.ProcessGroup | None) -> None:
+        if group is not None:
+            with naming_rank_failures(self.ranks):
+                dist.barrier(group)
+
+
+def keepers_of(ranks: Ranks, folder: Path) -> Keepers:
+    """Return which ranks share this folder, which each looks for in its own files.
+
+    Raises:
+        RankFailedError: not every rank answered in time.
+    """
+    if ranks.is_alone:
+        return Keepers(ranks, (ranks.rank,))
+    mark = ranks.broadcast_from_lead(secrets.token_hex(8).encode()).decode()
+    own = folder / f"{mark}-{ranks.rank}"
+    own.touch()
+    ranks.total([0.0])  # every rank's file is there
+    first = next(each for each in range(ranks.size) if (folder / f"{mark}-{each}").exists())
+    firsts = ranks.total([float(first if at == ranks.rank else 0) for at in range(ranks.size)])
+    own.unlink()
+    keepers = tuple(sorted({int(each) for each in firsts}))
+    with naming_rank_failures(ranks):
+        group = dist.new_group(backend="gloo")
+        between = dist.new_group(list(keepers), backend="gloo") if len(keepers) > 1 else None
+    return Keepers(ranks, keepers, group, between)
+
+
 # Asynchronous checkpoints: a step waits only for a copy to host memory.
 #
-# The file holds the state at the time of the copy. One checkpoint is written at a time, and
-# gathered in a process group of its own, so that its messages never mix with those of a step.
+# The file holds the state at the time of the copy. One checkpoint is written at a time, beside
+# the steps. torch's ``async_save`` does the same without a limit to the memory of the copy, and
+# without its buffers for the best weights, which are written by the same thread.
 # Source: Mohan et al. 2021 (CheckFreq), FAST: snapshot first, then write in the background.
 
 
 FREE_MEMORY_FACTOR = 1.25  # times the copy's size has to be free, since the steps go on allocating
-Tensors = dict[Any, torch.Tensor]  # by name, or by the position of a shard in its tensor
 
 
 @dataclass(frozen=True)
 class StagedCheckpoint:
-    """One rank's part of a checkpoint: tables of tensors, and how to assemble the whole.
+    """One rank's parts of a checkpoint of a state, or of the best weights with ``publish``.
 
-    Every rank calls ``collect`` once; only the lead gets the whole. It returns None if it has
-    stored the parts elsewhere itself, as for the best weights.
+    ``is_divided``: every rank has parts; otherwise each that writes has whole tensors.
     """
 
-    parts: Mapping[str, Tensors]
-    collect: Callable[[Mapping[str, Tensors]], CheckpointContent | None]
+    parts: Parts
+    state: TrainState | None = None
+    publish: Callable[[Tensors], None] | None = None
+    is_divided: bool = False
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of this rank's part."""
-        return sum(each.nbytes for table in self.parts.values() for each in table.values())
+        return sum(each.tensor.nbytes for each in self.parts.values())
 
     def copy_to_host(self, buffers: HostBuffers) -> "StagedCheckpoint":
         """Return a copy in host memory that no step changes, in buffers of former ones."""
         parts = {
-            part: {name: _host_copy(each.detach(), buffers) for name, each in table.items()}
-            for part, table in self.parts.items()
+            name: replace(each, tensor=_host_copy(each.tensor.detach(), buffers))
+            for name, each in self.parts.items()
         }
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # device copies are asynchronous
@@ -346,6 +467,7 @@ class CheckpointWriter:
 
     folder: Path
     keep: int  # newest ones
+    keepers: Keepers = field(default_factory=Keepers)
     waited_seconds: float = 0.0  # time that steps waited for copies and writes
     written_seconds: float = 0.0  # total write time, synchronous or not
     copied_bytes: int = 0  # peak of the host copies
@@ -464,9 +586,11 @@ class CheckpointWriter:
     def _write(self, staged: StagedCheckpoint) -> None:
         began = time.monotonic()
         try:
-            saved = staged.collect(staged.parts)
-            if saved is not None:
-                write_checkpoint(self.folder, saved)
+            if staged.publish is not None:
+                staged.publish({name: each.tensor for name, each in staged.parts.items()})
+            elif staged.state is not None and self.keepers.write(
+                self.folder, staged, staged.state
+            ):
                 remove_older_checkpoints(self.folder, self.keep)
                 self.num_written += 1
                 self.last_seconds = time.monotonic() - began

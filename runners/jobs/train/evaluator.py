@@ -5,7 +5,7 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from runners.jobs.train.checkpoint import (
     StagedCheckpoint,
     Tensors,
     TrainState,
+    checkpoint_parts,
     checkpoints,
     load_trained_weights,
     publish_checkpoint,
@@ -207,14 +208,12 @@ class BestWeights:
         if not math.isfinite(step.loss) or (previous and previous.loss <= step.loss):
             return
 
-        def publish(parts: Mapping[str, Tensors]) -> None:
-            self._publish(parts["weights"], step)
-
-        staged = StagedCheckpoint({"weights": trained_weights(model)}, publish)
+        weights = trained_weights(model)
         if writer is None:
-            publish(staged.parts)
+            self._publish(weights, step)
         else:
-            writer.begin(staged)
+            parts = checkpoint_parts(weights, {})
+            writer.begin(StagedCheckpoint(parts, publish=lambda kept: self._publish(kept, step)))
         self._lowest = step
 
     def _publish(self, weights: Tensors, evaluated: EvaluatedStep) -> None:

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.train.checkpoint import (
-    CheckpointContent,
     StagedCheckpoint,
     TrainState,
-    broadcast_progress,
+    checkpoint_parts,
     load_latest,
     tensor_tables,
 )
@@ -119,7 +118,7 @@ class Layout(Protocol):
         """Return this rank's part of a checkpoint of the current state; every rank calls it."""
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Resume from the lead's newest checkpoint; return None if it has none."""
+        """Resume from the newest checkpoint in the folder; return None if it has none."""
 
 
 class Replicas:
@@ -224,29 +223,19 @@ class Replicas:
     def checkpoint_part(
         self, optimizer: torch.optim.Optimizer, state: TrainState
     ) -> StagedCheckpoint:
-        """Return the checkpoint of the current state; only the lead has a part."""
-        if not self._ranks.is_lead:
-            return StagedCheckpoint({}, lambda _parts: None)
-        weights, states = tensor_tables(self.model, optimizer)
-        state_copy = replace(state)  # the trainer's own state goes on changing
-        parts = {"weights": weights, "optimizer": states}
-        return StagedCheckpoint(
-            parts,
-            lambda tables: CheckpointContent(tables["weights"], tables["optimizer"], state_copy),
-        )
+        """Return the checkpoint of the current state, whole on every rank."""
+        parts = checkpoint_parts(*tensor_tables(self.model, optimizer))
+        return StagedCheckpoint(parts, replace(state))  # the trainer's own goes on changing
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Load the lead's weights, and its states and progress if it has a checkpoint.
+        """Load the newest checkpoint, or else the lead's weights.
 
         Raises:
             RankFailedError: a rank did not respond in time.
+            BadInputError: the checkpoint is damaged, or of another model.
         """
-        state = None
-        if self._ranks.is_lead:
-            state = load_latest(folder, self.model, optimizer)
-        if not self._ranks.is_alone:
-            state = broadcast_progress(self._ranks, self.model, optimizer, state)
-        return state
+        self._ranks.copy_from_lead(list(self.model.parameters()))
+        return load_latest(folder, self.model, optimizer)
 
     def _backward(self, batch: Batch, labels: float) -> torch.Tensor:
         """Add a micro-batch's gradients, and return the summed loss of its labels."""

@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from runners.jobs.loading import fill, skeleton
 from runners.jobs.ranks import Ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import (
-    CheckpointContent,
     StagedCheckpoint,
-    Tensors,
     TrainState,
-    read_latest,
+    newest_checkpoint,
+    state_of,
 )
+from runners.jobs.train.checkpoint_files import OPTIMIZER, Part, load_parts, stored_tensors, whole
 from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layout_pipeline import (
     EncoderStage,
@@ -59,8 +59,6 @@ from runners.jobs.train.rows import Batch
 from runners.jobspec import ComputeDtype
 from runners.jobspec.train import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
 
-WEIGHTS = "weights"  # the checkpoint table of the weights; the others are optimizer states
-
 
 class ShardedLayout:
     """One rank's part: the weights of its stages, its shard of the states, its data."""
@@ -85,7 +83,6 @@ class ShardedLayout:
         self._options, self._device, self._ranks = options, device, ranks
         self._dtype = AUTOCAST.get(compute_dtype)
         self._axes = Axes(options, ranks, device.type)
-        self._checkpoint_group = dist.new_group(backend="gloo")  # for background checkpoints
         self._config = copy.deepcopy(model.config)
         self._generation = getattr(model, "generation_config", None)
         self.stages = self._own_stages(model)
@@ -94,6 +91,7 @@ class ShardedLayout:
         boxes = self._divide()
         self._states = self._build_states(boxes)
         self._registry = SliceRegistry(ranks, self._states.held)
+        self._shapes = self._registry.shapes  # of the whole weights, by name
         self.trained: nn.Module = TrainedParameters(self._states.held)
         self._pipeline = self._build_pipeline()
         self.loss_scale = 1.0
@@ -221,66 +219,45 @@ class ShardedLayout:
     def checkpoint_part(
         self, optimizer: torch.optim.Optimizer, state: TrainState
     ) -> StagedCheckpoint:
-        """Return this rank's part of a checkpoint: its parts of the weights and moments."""
-        select_given, held_slices = self._registry.parts_to_send, self._states.held
-        parts: dict[str, Tensors] = {WEIGHTS: select_given(self._weights())}
-        for key in _moment_names(optimizer):
-            parts[key] = select_given(
-                {each.box: optimizer.state[each.tensor][key] for each in held_slices}
-            )
-        steps = [float(each["step"]) for each in optimizer.state.values() if "step" in each]
+        """Return this rank's part of a checkpoint: its slices of the weights and moments."""
+        parts: dict[str, Part] = {}
+        names = [*_moment_names(optimizer), "step"]
+        tensors = {each.box: each.tensor for each in self._states.held}
+        for box in self._registry.parts_to_send(tensors):
+            states = optimizer.state.get(tensors[box], {})
+            parts[box.name] = self._part(box, tensors[box].data)
+            for name in names:
+                if name in states:
+                    key, value = f"{OPTIMIZER}{box.name}.{name}", states[name]
+                    is_step = name == "step"
+                    parts[key] = whole(value) if is_step else self._part(box, value)
         state_copy = replace(state)  # the trainer's own state goes on changing
-        return StagedCheckpoint(parts, lambda tables: self._assembled(tables, state_copy, steps))
-
-    def _assembled(
-        self, parts: Mapping[str, Tensors], state: TrainState, steps: Sequence[float]
-    ) -> CheckpointContent | None:
-        """Assemble the whole checkpoint on the lead, from the parts of all ranks.
-
-        Raises:
-            RankFailedError: a rank did not send its part in time.
-        """
-        whole = {
-            key: self._registry.gather(table, self._checkpoint_group)
-            for key, table in parts.items()
-        }
-        if not self._ranks.is_lead:
-            return None
-        weights = whole.pop(WEIGHTS)
-        moments = {
-            f"{name}.{key}": tensor
-            for key, table in whole.items()
-            for name, tensor in table.items()
-        }
-        moments |= {f"{name}.step": torch.tensor(steps[0]) for name in weights if steps}
-        return CheckpointContent(weights, moments, state)
+        return StagedCheckpoint(parts, state_copy, is_divided=True)
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Load this rank's part of the lead's newest checkpoint; return None if it has none.
+        """Load this rank's slices of the newest checkpoint; return None if there is none.
 
         Raises:
-            RankFailedError: the lead did not send it in time.
+            BadInputError: the checkpoint is damaged, or of another model.
         """
-        saved = read_latest(folder) if self._ranks.is_lead else None
-        shared: list[tuple[TrainState, list[str], float] | None] = [saved and _shared_state(saved)]
-        with naming_rank_failures(self._ranks):
-            dist.broadcast_object_list(shared, src=self._ranks.lead)
-        if shared[0] is None:
+        newest = newest_checkpoint(folder)
+        if newest is None:
             return None
-        state, moments, step = shared[0]
-        self._registry.scatter(saved.weights if saved else {}, self._weights())
+        stored, held = stored_tensors(newest), self._states.held
+        parts = {each.box.name: self._part(each.box, each.tensor.data) for each in held}
+        for name in stored.optimizer:
+            weight, _, key = name.rpartition(".")
+            for own in (own for own in held if own.box.name == weight):
+                value = torch.zeros(()) if key == "step" else torch.zeros_like(own.tensor.data)
+                optimizer.state[own.tensor][key] = value
+                part = whole(value) if key == "step" else self._part(own.box, value)
+                parts[f"{stored.prefix}{name}"] = part
+        load_parts(newest, parts)
         self._states.after_update()
-        whole = saved.optimizer if saved else {}
-        for each in self._states.held if moments else ():  # no moments before the first step
-            optimizer.state[each.tensor]["step"] = torch.tensor(step)
-        for name in moments:
-            parts = {each.box: torch.zeros_like(each.tensor.data) for each in self._states.held}
-            ending = f".{name}"
-            named = {key.removesuffix(ending): whole[key] for key in whole if key.endswith(ending)}
-            self._registry.scatter(named, parts)
-            for each in self._states.held:
-                optimizer.state[each.tensor][name] = parts[each.box]
-        return state
+        return state_of(newest)
+
+    def _part(self, box: TensorSlice, tensor: torch.Tensor) -> Part:
+        return Part(tensor, box.start, self._shapes[box.name])
 
     def synchronise(self) -> None:
         """Do nothing: the ranks never diverge."""
@@ -393,13 +370,6 @@ def _moment_names(optimizer: torch.optim.Optimizer) -> list[str]:
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim
         }
     )
-
-
-def _shared_state(saved: CheckpointContent) -> tuple[TrainState, list[str], float]:
-    """Return what every rank needs of a checkpoint: progress, moment names, step count."""
-    moments = {key.rpartition(".")[2] for key in saved.optimizer} - {"step"}
-    updates = [float(each) for key, each in saved.optimizer.items() if key.endswith(".step")]
-    return saved.state, sorted(moments), max(updates, default=0.0)
 
 
 def _check_same_weights(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -38,9 +38,9 @@ from runners.jobspec.train import LayoutOptions
 # ---------------------------------------------------------------------------
 
 
-# Slices of whole weights that ranks hold, and gathering and scattering of whole tensors.
+# Slices of whole weights that ranks hold, and gathering of whole tensors.
 #
-# Every layout gathers the same whole tensors, so a checkpoint of one layout resumes another.
+# Every layout holds slices of the same whole tensors, so a checkpoint of one resumes another.
 
 
 class TensorSlice(NamedTuple):
@@ -128,12 +128,8 @@ class SliceRegistry:
             box: part for box, part in parts.items() if self._holders[box][0] == self._ranks.rank
         }
 
-    def gather(
-        self, parts: Mapping[TensorSlice, torch.Tensor], group: dist.ProcessGroup | None = None
-    ) -> dict[str, torch.Tensor]:
+    def gather(self, parts: Mapping[TensorSlice, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the whole tensors on the lead, in host memory; nothing on the others.
-
-        ``parts`` must contain at least those in ``given``.
 
         Raises:
             RankFailedError: a rank did not send in time.
@@ -148,35 +144,12 @@ class SliceRegistry:
             if owner == me == lead:
                 box.within(whole[box.name]).copy_(parts[box].detach())
             elif owner == me:
-                self._ranks.send(parts[box].detach().cpu(), lead, group)
+                self._ranks.send(parts[box].detach().cpu(), lead)
             elif me == lead:
                 received = torch.empty(box.size, dtype=whole[box.name].dtype)
-                self._ranks.receive(received, owner, group)
+                self._ranks.receive(received, owner)
                 box.within(whole[box.name]).copy_(received)
         return whole
-
-    def scatter(
-        self, whole: Mapping[str, torch.Tensor], parts: Mapping[TensorSlice, torch.Tensor]
-    ) -> None:
-        """Fill every rank's parts from the whole tensors on the lead.
-
-        Raises:
-            RankFailedError: a rank did not receive its part in time.
-        """
-        lead, me = self._ranks.lead, self._ranks.rank
-        with torch.no_grad():
-            for box, holders in self._holders.items():
-                if me == lead:
-                    part = box.within(whole[box.name]).contiguous()
-                    for rank in holders:
-                        if rank == me:
-                            parts[box].copy_(part)
-                        else:
-                            self._ranks.send(part.to(torch.float32), rank)
-                elif me in holders:
-                    received = torch.empty(box.size, dtype=torch.float32)
-                    self._ranks.receive(received, lead)
-                    parts[box].copy_(received)
 
     def norm(self, gradients: Mapping[TensorSlice, torch.Tensor | None]) -> torch.Tensor:
         """Return the norm of the whole gradient, unread; slices on several ranks count once.

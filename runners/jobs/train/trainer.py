@@ -25,8 +25,13 @@ from runners.jobs.inputs import check_unchanged
 from runners.jobs.loading import fresh_model, ready, use_attn_implementation
 from runners.jobs.memory import PeakMeter, activations_counted, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
-from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.train.checkpoint import CheckpointWriter, TrainState, read_latest_state
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.train.checkpoint import (
+    CheckpointWriter,
+    TrainState,
+    keepers_of,
+    read_latest_state,
+)
 from runners.jobs.train.communication import CollectiveProfiler
 from runners.jobs.train.evaluator import Evaluator, HeldOutData
 from runners.jobs.train.kernels import (
@@ -289,6 +294,7 @@ class Trainer:
 
             use_fp8_linear_layers(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
+        self.keepers = keepers_of(self.ranks, scratch)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
         self.optimizer = optimizer_of(spec, self.layout.trained, scratch)
@@ -313,7 +319,9 @@ class Trainer:
         self._unchecked: UnreadFigures | None = None
         self._last: UnreadFigures | None = None
         self.watch = CollectiveProfiler(self.ranks, self.layout.axes_of_groups)
-        self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
+        self.writer = CheckpointWriter(
+            self.job.checkpoint_dir, spec.keep_checkpoints, self.keepers
+        )
         self._writes_in_background = spec.writes_checkpoints_in_background(self.device.type)
         self.evaluator = Evaluator(
             self.job, spec, self.layout, self.ranks, self.pace, self.held_out, self.aside,
@@ -332,11 +340,13 @@ class Trainer:
         return math.nan if self._last is None else self._last.figures.loss
 
     def resume(self) -> None:
-        """Resume from the lead's newest checkpoint, if any, with equal weights on all ranks.
+        """Resume from the newest checkpoint of all hosts, if any, with equal weights on all ranks.
 
         Raises:
-            BadInputError: the checkpoint is of other data or another model.
+            BadInputError: the checkpoint is of other data or another model, or is damaged.
+            MissingModelError: no host has what the job is to go on from.
         """
+        self.keepers.share_newest(self.job.checkpoint_dir)
         self._check_inputs()
         state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
         if state is not None:
@@ -348,6 +358,11 @@ class Trainer:
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
             self.evaluator.resume(state)
+        elif self.spec.resume_from:
+            raise MissingModelError(
+                f"no host of this job keeps a checkpoint of job {self.spec.resume_from}; resume "
+                "it with one of the hosts that it ran on, or run it again from the start"
+            )
         self.state.inputs = tuple(self.inputs.items())
 
     def _check_inputs(self) -> None:
@@ -428,7 +443,7 @@ class Trainer:
         return num_stopping > 0, due > 0
 
     def checkpoint(self, *, in_background: bool = False) -> None:
-        """Save model, optimizer and progress; the lead writes for all ranks.
+        """Save model, optimizer and progress; each rank writes its part of them.
 
         Raises:
             RankFailedError: another rank did not respond within the job's timeout.

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.train import job as train
+from runners.jobs.train.checkpoint_files import stored_tensors
 from runners.jobs.train.evaluator import HeldOutData
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
@@ -100,7 +101,7 @@ def test_after_a_kill_the_adapter_goes_on_from_its_checkpoint(host, trained_mode
     process.kill()
     process.wait()
     [checkpoint] = (folder / "checkpoint").glob("step-*")
-    names = set(load_file(checkpoint / "model.safetensors"))
+    names = set(stored_tensors(checkpoint).weights)
     at = int(checkpoint.name.split("-")[1])
 
     again = host.run("tuning-killed", tuning(trained_model, max_steps=at + 5))

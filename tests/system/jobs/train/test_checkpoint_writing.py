@@ -38,10 +38,10 @@ def test_one_is_written_at_a_time_and_the_newest_are_kept(tmp_path, slow_disk):
         assert len(list(tmp_path.glob(".step-*-building"))) <= 1
     writer.finish()
 
-    assert time.monotonic() - began >= 3 * 2 * SLOW_SECONDS
+    assert time.monotonic() - began >= 3 * SLOW_SECONDS
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     assert writer.num_written == 3
-    assert writer.written_seconds >= 3 * 2 * SLOW_SECONDS
+    assert writer.written_seconds >= 3 * SLOW_SECONDS
 
 
 def test_a_full_disk_is_told_at_the_next_step_and_the_last_whole_one_stays(small_disk):
@@ -184,10 +184,10 @@ def test_each_checkpoint_is_that_of_its_step_though_the_steps_went_on(folder, na
 
     assert len(every) == STEPS + 1
     assert 3 <= len(found) == seen["num_written"] < len(every)
-    assert min(seen["passed"][:4]) >= SLOW_STEPS  # while both files of the first two were written
+    assert min(seen["passed"][:2]) >= SLOW_STEPS  # while the files of the first two were written
     for step, at in found.items():
-        for file in ("model.safetensors", "optimizer.safetensors"):
-            assert (at / file).read_bytes() == (every[step] / file).read_bytes(), (step, file)
+        for file in every[step].glob("*.safetensors"):
+            assert (at / file.name).read_bytes() == file.read_bytes(), (step, file)
     assert seen["losses"] == told(folder, name, "in_step")["losses"]
 
 
