@@ -399,15 +399,24 @@ DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follo
 
 
 def resume(
-    job: JobArgument, *, detach: DetachOption = False, output: OutputOption = "table"
+    job: JobArgument,
+    *,
+    num_hosts: Annotated[
+        int | None,
+        typer.Option("--hosts", min=1, help="Of a training on several hosts: on how many."),
+    ] = None,
+    detach: DetachOption = False,
+    output: OutputOption = "table",
 ) -> None:
-    """Go on from the checkpoint of an ended job, on its host, and follow the new job.
+    """Go on from the checkpoint of an ended job, on its hosts, and follow the new job.
 
-    Of a batch generation the finished answers are kept, of a compression the finished layers.
+    Of a batch generation the finished answers are kept, of a compression the finished layers. A
+    training on several hosts goes on on as many; without one that is lost, choose fewer.
     """
     with server() as client:
         job_id = job_id_of(client, job)
-        _follow_new(client, client.resume_job(job_id), f"resumes {job_id}", output, detach=detach)
+        new = client.resume_job(job_id, num_hosts=num_hosts)
+        _follow_new(client, new, f"resumes {job_id}", output, detach=detach)
 
 
 def rerun(

@@ -48,7 +48,8 @@ from runners.supervision import child, procfs
 # Checkpoint, answers or finished layers may be several times as large as the model. Within a job
 # they are moved. Of another job they are copied, so that it can be resumed again: a training's by
 # hard links, because each checkpoint is written into a new folder and no file of an old one
-# changes. A retry on another host starts from scratch.
+# changes. A retry on another host starts from scratch; of a job on several hosts, each keeps the
+# checkpoint, and sends it to those that are new.
 
 
 log = logging.getLogger(__name__)
@@ -407,7 +408,8 @@ class Reconciler:
         folder.output.mkdir(mode=0o700, exist_ok=True)
         take_over_checkpoint(folder, request, attempt_folders(self.host_dir.attempts))
         resumed = resume_from_of(request.spec)
-        if resumed and not any(folder.checkpoint.glob("*")):
+        is_alone = request.gang is None  # of several hosts, another may keep it
+        if resumed and is_alone and not any(folder.checkpoint.glob("*")):
             reason = Reason.MODEL_OR_DATA_MISSING
             _settle_refused(folder, request, reason, preflight.nothing_to_resume(resumed))
             return

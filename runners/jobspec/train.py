@@ -269,6 +269,28 @@ class LayoutOptions(BaseModel):
             return self
         return self.model_copy(update={"pipeline_parallel_size": count, "pipeline_layers": None})
 
+    def on_ranks(self, count: int) -> "LayoutOptions":
+        """Return the layout for another number of ranks: with as many copies as they hold.
+
+        Raises:
+            ValueError: they hold no whole number of copies, or the layout's options forbid it.
+        """
+        if self.is_pipeline_alone:
+            return self.with_pipeline_ranks(count)
+        per_copy = self.world_size // self.data_parallel_size
+        if count % per_copy:
+            msg = (
+                f"a copy of the model takes {per_copy} ranks in its layout (tensor_parallel_size "
+                f"x pipeline_parallel_size x context_parallel_size), and there are {count}: "
+                f"choose hosts with a multiple of {per_copy}"
+            )
+            raise ValueError(msg)
+        copies = count // per_copy
+        shards = self.zero_shard_size
+        fitting = shards if shards is not None and copies % shards == 0 else None
+        changed = {"data_parallel_size": copies, "zero_shard_size": fitting}
+        return LayoutOptions.model_validate({**self.model_dump(), **changed})
+
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         for why in chain(_copies(self), _divisions(self), _exchanges(self)):

@@ -291,7 +291,8 @@ def needs_of(attempt: Attempt) -> Needs:
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),
-            "resume_from": spec.get("resume_from") or "",
+            # Of several hosts one is enough that keeps the checkpoint: the job itself looks.
+            "resume_from": spec.get("resume_from") or "" if attempt.job.num_hosts == 1 else "",
             "trusted_code": _trusted_code(attempt.job, attempt),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }

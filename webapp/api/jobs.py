@@ -349,13 +349,22 @@ def job_again(request: HttpRequest, job_id: str) -> Status[JobDetail]:
     response={201: JobDetail, **REFUSALS},
     operation_id="resume_job",
 )
-def job_go_on(request: HttpRequest, job_id: str) -> Status[JobDetail]:
-    """Queue a job that goes on from the checkpoint of an ended one, on its host.
+def job_go_on(
+    request: HttpRequest,
+    job_id: str,
+    num_hosts: Annotated[
+        int | None,
+        Query(ge=1, description="Of a training on several hosts: on how many it goes on"),
+    ] = None,
+) -> Status[JobDetail]:
+    """Queue a job that goes on from the checkpoint of an ended one, on its hosts.
 
-    Of a batch generation the finished answers are kept, of a compression the finished layers.
+    Of a batch generation the finished answers are kept, of a compression the finished layers. A
+    training on several hosts goes on on as many, or on ``num_hosts``: each keeps the checkpoint.
     """
     job, user = job_for(request, job_id, "resume"), signed_in(request)
-    resumed = job_submit(job=job_resume(job=job, owner=user), by=user.get_username())
+    draft = job_resume(job=job, owner=user, num_hosts=num_hosts)
+    resumed = job_submit(job=draft, by=user.get_username())
     return Status(201, job_detail(load_job(request, resumed.pk), request))
 
 

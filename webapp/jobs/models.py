@@ -214,7 +214,7 @@ class Job(TeamOwned):
     @property
     def keeps_checkpoint(self) -> bool:
         """Return whether the job, once stopped, leaves something that another can go on from."""
-        return self.kind in RESUMABLE_KINDS and self.num_hosts == 1
+        return self.kind in RESUMABLE_KINDS
 
     @property
     def shown_host(self) -> Host | None:

@@ -310,6 +310,7 @@ def pool_state_of(
     wanted = {job.pk: use for job in jobs if (use := largest_use(job.spec))}
     stored = hosts_with(set(wanted.values()), hosts) if len(hosts) > 1 else {}
     preferred = {pk: stored[use] for pk, use in wanted.items() if use in stored}
+    preferred |= _keeping_checkpoints(jobs)
     snapshot = values.Snapshot(
         hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
         demands=tuple(
@@ -392,6 +393,22 @@ def foreign_pids(host: Host, device: Device) -> list[int]:
     They are not ended; the device is not allocated while they run.
     """
     return list(gpu_load(host, device).get("foreign_pids") or ())
+
+
+def _keeping_checkpoints(jobs: Sequence[Job]) -> dict[str, frozenset[str]]:
+    """Return, for jobs that go on on several hosts, the hosts that keep what they go on from."""
+    sources = {
+        job.pk: source
+        for job in jobs
+        if job.num_hosts > 1 and (source := job.spec.get("resume_from"))
+    }
+    if not sources:
+        return {}
+    rows = Attempt.objects.filter(job__in=set(sources.values()), checkpoint_bytes__gt=0)
+    hosts: dict[str, set[str]] = {}
+    for job, host in rows.values_list("job", "host"):
+        hosts.setdefault(job, set()).add(host)
+    return {pk: frozenset(hosts[each]) for pk, each in sources.items() if each in hosts}
 
 
 def _demand(job: Job, rules: Rules, earlier: Earlier) -> values.Demand:

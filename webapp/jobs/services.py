@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
+from pydantic import ValidationError
 
 from runners.jobspec import DrillSpec, JobSpec
 from runners.jobspec.base import NAME_LENGTH
+from runners.jobspec.train import LayoutOptions
 from runners.shared.reasons import STOPPED, Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
@@ -377,14 +379,56 @@ def job_clone(*, job: Job, owner: User) -> Job:
     return _copy_of(job, owner, " (copy)", resume_from="")
 
 
-def job_resume(*, job: Job, owner: User) -> Job:
-    """Return a draft that goes on from what an ended job left on its host, owned by ``owner``.
+def job_resume(*, job: Job, owner: User, num_hosts: int | None = None) -> Job:
+    """Return a draft that goes on from what an ended job left on its hosts, owned by ``owner``.
+
+    ``num_hosts``: of a training on several hosts, on how many it goes on, by default as many. Each
+    keeps the whole checkpoint, so that one of them is enough.
 
     Raises:
         ConflictProblem: no job can go on from this one; the problem says what can be done.
+        InvalidProblem: it cannot go on on so many hosts.
     """
-    host = _host_to_resume_on(job)
-    return _copy_of(job, owner, " (resumed)", resume_from=job.pk, requested_host=host)
+    hosts = hosts_to_resume_on(job)
+    count = num_hosts or job.num_hosts
+    requested = _first_in_contact(hosts) if count == 1 else None
+    layout = _layout_on(job, count) if count != job.num_hosts else {}
+    resumed = _copy_of(job, owner, " (resumed)", resume_from=job.pk, requested_host=requested)
+    if count != job.num_hosts:  # the figures are of another number of ranks
+        resumed.spec = {**resumed.spec, **layout}
+        resumed.num_hosts, resumed.estimate, resumed.prediction = count, {}, {}
+        resumed.save(update_fields=["spec", "num_hosts", "estimate", "prediction"])
+    return resumed
+
+
+def _first_in_contact(hosts: Sequence[Host]) -> Host:
+    return next((host for host in hosts if contact_of(host) is Contact.LIVE), hosts[0])
+
+
+def _layout_on(job: Job, count: int) -> dict[str, Any]:
+    """Return the layout of a job's spec for so many hosts, if it has one.
+
+    Raises:
+        InvalidProblem: it cannot go on on so many.
+    """
+    most = Host.objects.filter(pool=job.pool, kind__in=RUNS_JOBS).count()
+    layout, fault = job.spec.get("layout"), ""
+    if job.num_hosts == 1:
+        fault = f"{job.name} ran on one host, and goes on there; leave num_hosts out"
+    elif not 1 <= count <= most:
+        fault = f"pool {job.pool.name} has {counted(most, 'host')}; choose 1 to {most}"
+    elif layout is not None:
+        found = LayoutOptions.model_validate(layout)
+        try:
+            fitting = found.on_ranks(found.world_size * count // job.num_hosts)
+            return {"layout": fitting.model_dump(mode="json")}
+        except ValidationError as error:
+            fault = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        except ValueError as error:
+            fault = str(error)
+    if fault:
+        raise InvalidProblem("bad_num_hosts", f"num_hosts is {count}: {fault}.")
+    return {}
 
 
 def resumed_job(job: Job) -> Job | None:
@@ -398,7 +442,7 @@ def resumed_job(job: Job) -> Job | None:
 def is_resumable(job: Job) -> bool:
     """Return whether a job can go on from what this one left."""
     try:
-        _host_to_resume_on(job)
+        hosts_to_resume_on(job)
     except ConflictProblem:
         return False
     return True
@@ -424,9 +468,22 @@ def words_of(job: Job) -> Words:
     return words._replace(next_step=step)
 
 
-def _host_to_resume_on(job: Job) -> Host:
+def hosts_to_resume_on(job: Job) -> list[Host]:
+    """Return the hosts that keep what an ended job left, as far as they have said.
+
+    Raises:
+        ConflictProblem: no job can go on from this one; the problem says what can be done.
+    """
     parts = Attempt.objects.filter(job=job, started_at__isnull=False).select_related("host")
-    last = parts.order_by("-number").first()
+    rows = list(parts.order_by("number", "node_rank"))
+    last = [each for each in rows if each.number == rows[-1].number]
+    listed = [each for each in last if each.host.state != HostState.RETIRED]
+    kept = [
+        each
+        for each in listed
+        if each.checkpoint_bytes != 0 and each.pk not in each.host.checks.get(ORDERS, {})
+    ]
+    names = " and ".join(each.host.name for each in last)
     why, instead = "", "Run it again from the start."
     if job.state not in FINAL_STATES:
         state, instead = job.get_state_display().lower(), "Stop it first, or wait for its end."
@@ -435,18 +492,15 @@ def _host_to_resume_on(job: Job) -> Host:
         why = "has done all that it was to do"
     elif job.kind not in RESUMABLE_KINDS:
         why = f"is of the kind {job.kind}, which leaves nothing to go on from"
-    elif job.num_hosts > 1:
-        why = f"ran on {job.num_hosts} hosts, and only a job on one host can be resumed"
-        instead = "Run it again with retries, which go on from the last checkpoint."
-    elif last is None:
+    elif not last:
         why = "never started"
-    elif last.host.state == HostState.RETIRED:
-        why = f"ran on {last.host.name}, which is retired"
-    elif last.checkpoint_bytes == 0 or last.pk in last.host.checks.get(ORDERS, {}):
-        why = f"keeps no checkpoint on {last.host.name}"
-    if why or last is None:
+    elif not listed:
+        why = f"ran on {names}, which {'is' if len(last) == 1 else 'are'} retired"
+    elif not kept:
+        why = f"keeps no checkpoint on {names}"
+    if why:
         raise ConflictProblem("not_resumable", f"{job.name} {why}. {instead}")
-    return last.host
+    return [each.host for each in kept]
 
 
 def _copy_of(

@@ -14,7 +14,7 @@ from runners.plans.refusals import DraftProblem
 from runners.shared.reasons import Reason
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.core.display import clock, listed
-from webapp.core.problems import Problem
+from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import Device, Host
 from webapp.hosts.services import silent_seconds
 from webapp.jobs.launching import clone_begin
@@ -80,12 +80,20 @@ def job_rerun(request: HttpRequest, job_id: str) -> HttpResponse:
     return redirect("job-detail", copy.pk)
 
 
+MOST_DIGITS = 6  # of a number of hosts, in a form
+
+
 @require_POST
 def job_resume_view(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a job that goes on from what an ended one left, owned by this person."""
     job, user = job_for(request, job_id, "resume"), signed_in(request)
+    posted = request.POST.get("num_hosts", "")
     try:
-        resumed = job_submit(job=job_resume(job=job, owner=user), by=user.get_username())
+        if posted and not (posted.isascii() and posted.isdigit() and len(posted) <= MOST_DIGITS):
+            detail = f"num_hosts is {posted[:20]!r}: choose a whole number from 1."
+            raise InvalidProblem("bad_num_hosts", detail)
+        draft = job_resume(job=job, owner=user, num_hosts=int(posted) if posted else None)
+        resumed = job_submit(job=draft, by=user.get_username())
     except Problem as problem:
         messages.warning(request, problem.detail)
         return redirect("job-detail", job.pk)

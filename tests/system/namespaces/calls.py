@@ -10,7 +10,7 @@ from webapp.audit.models import Event
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import contact_of
 from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, Job
-from webapp.jobs.services import job_create, job_submit
+from webapp.jobs.services import job_create, job_resume, job_stop, job_submit
 
 BY = "alice"
 MEASURED = {
@@ -32,6 +32,18 @@ def train_together(spec: dict[str, Any], num_hosts: int) -> str:
         name="Train together", model_name="demo", spec=TrainSpec.model_validate(spec),
     )  # fmt: skip
     return job_submit(job=job, by=BY).pk
+
+
+def stop(job: str) -> None:
+    """Stop a job as its owner does."""
+    job_stop(job=Job.objects.get(pk=job), by=BY)
+
+
+def resume(job: str, num_hosts: int | None = None) -> str:
+    """Resume a job as its owner does, on as many hosts or on some, and return the new one's id."""
+    owner = User.objects.get(username=BY)
+    draft = job_resume(job=Job.objects.get(pk=job), owner=owner, num_hosts=num_hosts)
+    return job_submit(job=draft, by=BY).pk
 
 
 def told(job: str) -> dict[str, Any]:
@@ -65,4 +77,7 @@ def everything() -> dict[str, Any]:
     }
 
 
-CALLS = {call.__name__: call for call in (token, all_measured, train_together, told, everything)}
+CALLS = {
+    call.__name__: call
+    for call in (token, all_measured, train_together, stop, resume, told, everything)
+}

@@ -125,6 +125,25 @@ class Site(Stack):
         )
         return self.job
 
+    def stop_job(self, job: str) -> str:
+        """Stop a job and wait until its hosts hold nothing; return its id."""
+        self.desk.stop(job=job)
+        self.wait_for(job, state="stopped", held=0)
+        return job
+
+    def resume(self, job: str, num_hosts: int | None = None) -> str:
+        """Resume a job, and return the new one's id."""
+        self.job = self.desk.resume(job=job, num_hosts=num_hosts)
+        return self.job
+
+    def wait_for_silence(self, job: str, name: str) -> None:
+        """Wait until the server calls a host of a job unreachable."""
+        self._wait(lambda: self.ask(job)["contact"][name] == "unreachable", f"silence of {name}")
+
+    def wait_until(self, ask: Callable[[], Found | None], what: str) -> Found:
+        """Wait until the newest job shows something."""
+        return self._wait(ask, what)
+
     def ask(self, job: str) -> dict[str, Any]:
         """Return what the server knows of a job."""
         return dict(self.desk.told(job=job))

@@ -73,7 +73,6 @@ def test_what_cannot_be_resumed_is_said_and_offered_nowhere(alice, running, host
         ),
         ({"state": "succeeded"}, "has done all that it was to do. Run it again from the start."),
         ({"kind": "benchmark"}, "is of the kind benchmark, which leaves nothing to go on from"),
-        ({"num_hosts": 2}, "ran on 2 hosts, and only a job on one host can be resumed"),
         ({"started": None}, "never started"),
         ({"host": "retired"}, f"ran on {host.name}, which is retired"),
     ):
@@ -89,6 +88,56 @@ def test_what_cannot_be_resumed_is_said_and_offered_nowhere(alice, running, host
         assert words in html.unescape(page), changes
         assert "Resume</button>" not in page, changes
     assert Job.objects.count() == 1
+
+
+def test_a_training_on_two_hosts_goes_on_on_both_or_on_the_one_that_is_left(
+    alice, running, host, other_host
+):
+    client, first = client_of(alice), Attempt.objects.get(job=running)
+    Host.objects.filter(pk=other_host.pk).update(pool=host.pool, name="Other")
+    layout = {"data_parallel_size": 2, "tensor_parallel_size": 2, "zero_stage": 1}
+    Job.objects.filter(pk=running.pk).update(
+        state="stopped", num_hosts=2, requested_host=None, spec={**running.spec, "layout": layout}
+    )
+    Attempt.objects.create(
+        job=running, host=other_host, number=first.number, node_rank=1, fence="f", leader=first,
+        started_at=running.created_at,
+    )  # fmt: skip
+
+    def resumed(posted, kept):
+        for rank, size in enumerate(kept):
+            Attempt.objects.filter(job=running, node_rank=rank).update(
+                checkpoint_bytes=size, started_at=running.created_at
+            )
+        page = client.post(f"/jobs/{running.pk}/resume/", posted, follow=True).content.decode()
+        new = Job.objects.exclude(pk=running.pk).first()
+        Job.objects.exclude(pk=running.pk).delete()
+        return html.unescape(page), new
+
+    assert 'name="num_hosts"' in client.get(f"/jobs/{running.pk}/").content.decode()
+    for posted, kept, expected in (
+        ({}, (5, 5), (2, None, layout)),
+        ({"num_hosts": "2"}, (0, 5), (2, None, layout)),
+        ({"num_hosts": "1"}, (5, 5), (1, host.pk, {**layout, "data_parallel_size": 1})),
+        ({"num_hosts": "1"}, (0, 5), (1, other_host.pk, {**layout, "data_parallel_size": 1})),
+    ):
+        _, new = resumed(posted, kept)
+        found = {name: new.spec["layout"][name] for name in layout}
+        assert (new.num_hosts, new.requested_host_id, found) == expected, posted
+        assert (new.spec["resume_from"], bool(new.prediction)) == (
+            running.pk, new.num_hosts == 2 and bool(running.prediction)
+        ), posted  # fmt: skip
+    for posted, kept, words in (
+        ({}, (0, 0), f"keeps no checkpoint on {host.name} and Other"),
+        ({"num_hosts": "3"}, (5, 5), "num_hosts is 3: pool"),
+        ({"num_hosts": "x"}, (5, 5), "num_hosts is 'x': choose a whole number"),
+    ):
+        page, new = resumed(posted, kept)
+        assert (words in page, new) == (True, None), posted
+    layout["tensor_parallel_size"], layout["data_parallel_size"] = 4, 1
+    Job.objects.filter(pk=running.pk).update(spec={**running.spec, "layout": layout})
+    page, new = resumed({"num_hosts": "1"}, (5, 5))
+    assert ("a copy of the model takes 4 ranks in its layout" in page, new) == (True, None)
 
 
 def test_a_deleted_job_is_as_if_it_did_not_exist(alice, finished):
