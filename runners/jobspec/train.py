@@ -269,14 +269,16 @@ class LayoutOptions(BaseModel):
             return self
         return self.model_copy(update={"pipeline_parallel_size": count, "pipeline_layers": None})
 
-    def on_ranks(self, count: int) -> "LayoutOptions":
-        """Return the layout for another number of ranks: with as many copies as they hold.
+    def on_ranks(self, count: int) -> "LayoutOptions | None":
+        """Return the layout for another number of ranks, with as many copies as they hold.
+
+        None is a single process, which has no layout.
 
         Raises:
             ValueError: they hold no whole number of copies, or the layout's options forbid it.
         """
         if self.is_pipeline_alone:
-            return self.with_pipeline_ranks(count)
+            return self.with_pipeline_ranks(count) if count > 1 else None
         per_copy = self.world_size // self.data_parallel_size
         if count % per_copy:
             msg = (
@@ -285,6 +287,8 @@ class LayoutOptions(BaseModel):
                 f"choose hosts with a multiple of {per_copy}"
             )
             raise ValueError(msg)
+        if count == 1:
+            return None
         copies = count // per_copy
         shards = self.zero_shard_size
         fitting = shards if shards is not None and copies % shards == 0 else None

@@ -421,7 +421,7 @@ def _layout_on(job: Job, count: int) -> dict[str, Any]:
         found = LayoutOptions.model_validate(layout)
         try:
             fitting = found.on_ranks(found.world_size * count // job.num_hosts)
-            return {"layout": fitting.model_dump(mode="json")}
+            return {"layout": fitting and fitting.model_dump(mode="json")}
         except ValidationError as error:
             fault = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         except ValueError as error:

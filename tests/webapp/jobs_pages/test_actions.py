@@ -134,6 +134,9 @@ def test_a_training_on_two_hosts_goes_on_on_both_or_on_the_one_that_is_left(
     ):
         page, new = resumed(posted, kept)
         assert (words in page, new) == (True, None), posted
+    copies = {"data_parallel_size": 2, "zero_stage": 1}
+    Job.objects.filter(pk=running.pk).update(spec={**running.spec, "layout": copies})
+    assert resumed({"num_hosts": "1"}, (5, 5))[1].spec["layout"] is None  # of a single process
     layout["tensor_parallel_size"], layout["data_parallel_size"] = 4, 1
     Job.objects.filter(pk=running.pk).update(spec={**running.spec, "layout": layout})
     page, new = resumed({"num_hosts": "1"}, (5, 5))
