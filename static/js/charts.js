@@ -54,16 +54,41 @@
     });
   };
 
+  /* Put a line's points at these places; those without one are left out. */
+  const place = (trace, places) => {
+    const isPlaced = (_, i) => places[i] !== null;
+    trace.y = trace.y.filter(isPlaced);
+    for (const end of ["low", "high"]) if (trace.meta[end]) trace.meta[end] = trace.meta[end].filter(isPlaced);
+    trace.x = places.filter((at) => at !== null);
+  };
+
+  /* The band of several sources, from the lowest to the highest, lies around its line. */
+  const surround = (data) => {
+    const band = data.find((trace) => trace.meta?.edges);
+    if (!band) return;
+    const line = data.find((trace) => trace.meta?.metric);
+    const { low, high } = line.meta;
+    band.x = [...line.x, ...line.x.toReversed()];
+    band.y = [...low, ...high.toReversed()];
+    line.customdata = low.map((value, i) => [value, high[i]]);
+  };
+
   /* Change a figure's copy to the chosen view. */
   const apply = ({ data, layout }, section) => {
     const measured = data.find((trace) => trace.meta?.metric);
     const { start_ms: start, origin_ms: origin } = layout.meta;
-    if (start !== undefined && hasSteps() && view.get("axis") === "step") {
+    const axis = start !== undefined && hasSteps() ? view.get("axis") : "time";
+    if (axis === "training") { // time begins with the first step, whatever was measured before it
+      const before = steps[0][0] - start;
+      place(measured, measured.x.map((x) => (x - before >= origin ? x - before : null)));
+      const end = Math.max(layout.xaxis.range[1] - before, origin + 1000);
+      layout.xaxis = { ...layout.xaxis, range: [origin, end] };
+      for (const trace of data) if (trace.meta?.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : origin));
+    } else if (axis === "step") {
       const places = measured.x.map((x) => stepAt(start + x - origin));
       /* A resumed job repeats steps: the last is not always the highest. */
       const [begin, end] = steps.reduce(([low, high], [, step]) => [Math.min(low, step), Math.max(high, step)], [Infinity, -Infinity]);
-      measured.y = measured.y.filter((_, i) => places[i] !== null);
-      measured.x = places.filter((place) => place !== null);
+      place(measured, places);
       for (const trace of data) if (trace.meta?.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : begin));
       layout.xaxis = { ...layout.xaxis, range: [begin, end], type: "linear", tickformatstops: [], tickformat: ",~r", hoverformat: ",~r" };
     }
@@ -132,9 +157,112 @@
     return plotlyLoading;
   };
 
+  const plotly = (element) => loadPlotly(document.body.dataset.plotly || element.dataset.plotly);
+  const known = (trace) => trace.y.filter((value) => value !== null);
+
+  /* Saving a chart: its picture as it is shown, or what was drawn as a table. */
+  const PICTURE = { width: 960, height: 420 };
+  const FORMATS = { png: "PNG picture", svg: "SVG drawing", csv: "CSV table" };
+
+  const give = (blob, name) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  };
+
+  const axisTitle = ({ element }) => {
+    const names = { step: "Step", training: "Time since first step" };
+    return element.dataset.x ?? ((hasSteps() && names[view.get("axis")]) || "Time since start");
+  };
+
+  const drawingOf = async (chart) => {
+    const { data, layout } = chart.shown();
+    const title = { text: chart.title, x: 0.02, font: { color: colour("var(--ink)"), size: 15 } };
+    const axes = { xaxis: axisTitle(chart), yaxis: chart.element.dataset.unit ?? "" };
+    for (const [name, text] of Object.entries(axes)) layout[name] = { ...layout[name], title: { text }, automargin: true };
+    Object.assign(layout, PICTURE, { title, paper_bgcolor: colour("var(--surface)"), margin: { l: 64, r: 24, t: 44, b: 48 } });
+    const Plotly = await plotly(chart.element);
+    return Plotly.toImage({ data, layout, config: CONFIG }, { format: "svg", ...PICTURE });
+  };
+
+  /* The policy of the page lets no picture come from a blob: the drawing is one in its address. */
+  const rastered = (address) => new Promise((done, failed) => {
+    const picture = new Image();
+    picture.onload = () => {
+      const sheet = document.createElement("canvas");
+      [sheet.width, sheet.height] = [2 * PICTURE.width, 2 * PICTURE.height];
+      sheet.getContext("2d").drawImage(picture, 0, 0, sheet.width, sheet.height);
+      sheet.toBlob(done, "image/png");
+    };
+    picture.onerror = failed;
+    picture.src = address;
+  });
+
+  /* One row for each point of each line: what is measured, and the ends of what is predicted. */
+  const tableOf = (chart) => {
+    const { figure: { data, layout }, element } = chart;
+    const { start_ms: start, origin_ms: origin } = layout.meta;
+    const isTimed = origin !== undefined;
+    const interval = data.find((trace) => trace.name === "80 % interval");
+    const unit = element.dataset.unit ? ` (${element.dataset.unit})` : "";
+    const rows = [["line", isTimed ? "seconds" : axisTitle(chart).toLowerCase(), ...(isTimed ? ["step"] : []), `value${unit}`, `low${unit}`, `high${unit}`]];
+    for (const trace of data) {
+      if (trace === interval || trace.meta?.edges || trace.fill) continue;
+      const ends = (i) => {
+        if (trace.meta?.low) return [trace.meta.low[i], trace.meta.high[i]];
+        if (trace.name === "predicted" && interval) return [interval.y[i], interval.y.at(-1 - i)];
+        return ["", ""];
+      };
+      trace.x.forEach((x, i) => {
+        if (trace.y[i] === null) return;
+        const places = isTimed ? [(x - origin) / 1000, trace.meta?.metric && steps.length ? stepAt(start + x - origin) ?? "" : ""] : [x];
+        rows.push([trace.name, ...places, trace.y[i], ...ends(i)]);
+      });
+    }
+    const quoted = (cell) => (/[",\n]/.test(cell) ? `"${String(cell).replaceAll('"', '""')}"` : cell);
+    return rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+  };
+
+  const save = async (chart, format) => {
+    const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+    const name = `${slug(document.querySelector("h1")?.textContent ?? "chart")}-${slug(chart.element.dataset.chart)}.${format}`;
+    if (format === "csv") return give(new Blob([tableOf(chart)], { type: "text/csv" }), name);
+    const address = await drawingOf(chart);
+    if (format === "png") return give(await rastered(address), name);
+    return give(new Blob([decodeURIComponent(address.slice(address.indexOf(",") + 1))], { type: "image/svg+xml" }), name);
+  };
+
+  /* The menu of a chart's head; its entries are made as it is opened. */
+  const offerSaving = (chart) => {
+    const head = chart.element.querySelector("header");
+    if (!head) return;
+    const menu = document.createElement("details");
+    menu.className = "menu save";
+    const word = document.createElement("summary");
+    word.textContent = "Save";
+    word.setAttribute("aria-label", `Save the chart ${chart.title}`);
+    menu.append(word);
+    menu.addEventListener("toggle", () => {
+      if (!menu.open || menu.children.length > 1) return;
+      const sheet = document.createElement("div");
+      sheet.className = "sheet";
+      for (const [format, label] of Object.entries(FORMATS)) {
+        const button = document.createElement("button");
+        Object.assign(button, { type: "button", className: "item", textContent: label });
+        button.addEventListener("click", () => { menu.open = false; word.focus(); save(chart, format); });
+        sheet.append(button);
+      }
+      menu.append(sheet);
+    });
+    head.append(menu);
+  };
+
   class Chart {
     constructor(element) {
       this.element = element;
+      this.title = element.querySelector("h3")?.textContent ?? "";
       this.plot = element.querySelector("[data-plot]");
       this.figure = JSON.parse(element.querySelector("script[type='application/json']").textContent);
       this.isVisible = false;
@@ -151,11 +279,15 @@
       const trace = this.measured;
       const { start_ms: start, origin_ms: origin } = this.figure.layout.meta;
       let last = trace.x.length ? trace.x[trace.x.length - 1] : -Infinity;
-      for (const [t, value] of points) {
+      for (const [t, value, low, high] of points) { // the last two where several sources have a band
         const x = origin + t - start;
         if (x <= last) continue;
         trace.x.push(x);
         trace.y.push(value * trace.meta.scale);
+        if (low !== undefined) {
+          trace.meta.low.push(low * trace.meta.scale);
+          trace.meta.high.push(high * trace.meta.scale);
+        }
         last = x;
         this.isDirty = true;
       }
@@ -167,6 +299,7 @@
     thin(trace) {
       const keep = (_, i) => i >= trace.x.length - 100 || i % 2 === 0;
       const y = trace.y.filter(keep);
+      for (const end of ["low", "high"]) if (trace.meta[end]) trace.meta[end] = trace.meta[end].filter(keep);
       trace.x = trace.x.filter(keep);
       trace.y = y;
     }
@@ -175,7 +308,7 @@
       const { xaxis, yaxis, meta } = this.figure.layout;
       if (last > xaxis.range[1]) this.reach(last + 0.1 * (last - meta.origin_ms));
       if (meta.from_zero) {
-        const top = Math.max(...this.figure.data.flatMap((trace) => trace.y)); // null counts as 0
+        const top = Math.max(...this.figure.data.flatMap((trace) => trace.meta?.high ?? trace.y)); // null counts as 0
         if (top > 0) yaxis.range = [0, top * 1.08];
       }
     }
@@ -190,23 +323,43 @@
       this.isDirty = true;
     }
 
-    /* Without a point and a prediction there is nothing that axes could be of. */
+    /* Without a second point and a prediction there is nothing that axes could be of. */
     get isAwaited() {
-      return !this.figure.data.some((trace) => trace.x.length);
+      if (this.figure.layout.meta.start_ms === undefined || known(this.measured).length > 1) return false;
+      return this.plot.classList.contains("awaited") || !this.figure.data.some((trace) => trace !== this.measured && trace.x.length);
+    }
+
+    /* The only value of a line that has just begun. */
+    showSingle() {
+      const [value] = known(this.measured);
+      if (value === undefined || this.plot.querySelector("strong")) return;
+      const said = document.createElement("span");
+      const figure = document.createElement("strong");
+      figure.className = "num";
+      figure.textContent = `${value.toLocaleString("en-US", { maximumSignificantDigits: 4 })} ${this.element.dataset.unit ?? ""}`.trim();
+      said.append(figure, " one value so far");
+      this.plot.replaceChildren(said);
+    }
+
+    /* A copy of the figure in the page's theme and view, as Plotly takes it. */
+    shown() {
+      const { data, layout } = resolve(this.figure);
+      const { type, range } = layout.xaxis;
+      if (type === "date") layout.xaxis = { ...layout.xaxis, ...clockOf(range[1] - layout.meta.origin_ms) };
+      if (tools) apply({ data, layout }, this.element.dataset.section);
+      surround(data);
+      for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
+      layout.xaxis.showticklabels = this.measured.x.length > 0; // before it, time has not begun
+      return { data, layout };
     }
 
     async draw() {
       this.isDirty = false;
       this.drawnAt = performance.now();
-      if (this.isAwaited) return;
+      if (this.isAwaited) return this.showSingle();
       this.plot.classList.remove("awaited");
-      const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
-      const { data, layout } = resolve(this.figure);
-      const { type, range } = layout.xaxis;
-      if (type === "date") layout.xaxis = { ...layout.xaxis, ...clockOf(range[1] - layout.meta.origin_ms) };
-      if (tools) apply({ data, layout }, this.element.dataset.section);
-      for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
-      layout.xaxis.showticklabels = this.measured.x.length > 0; // before it, time has not begun
+      const Plotly = await plotly(this.element);
+      const { data, layout } = this.shown();
       if (!this.isDrawn) this.plot.replaceChildren();
       this.element.dataset.drawn = String(this.measured.x.length); // from here on CSS sets the height
       layout.height = this.plot.clientHeight;
@@ -265,6 +418,7 @@
     for (const element of document.querySelectorAll("[data-chart]")) {
       if (charts.has(element)) continue;
       charts.set(element, new Chart(element));
+      offerSaving(charts.get(element));
       observer.observe(element);
     }
   };

@@ -70,6 +70,7 @@ def figure_words(figure: JobFigure) -> str:
 
 
 TABLE_ROWS = 24
+FEWEST_DRAWN = 2  # points of a line: a single value is a figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,13 @@ class Drawn(ChartFigure):
     @property
     def is_awaited(self) -> bool:
         """Return whether there is nothing to draw yet, so that axes would be made up."""
-        return not self.line.known and self.prediction is None
+        return len(self.line.known) < FEWEST_DRAWN and self.prediction is None
+
+    @property
+    def single(self) -> str:
+        """Return the only value as text, shown in place of axes; empty if there is another."""
+        known = self.line.known
+        return value_text(known[0], self.chart) if len(known) == 1 else ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """Charts of one metric of several jobs, each in its own colour from its own start.
 
 They are over the step, if every job reported steps, so that what was trained the same lies over
-each other; else, or by choice, over the time since each job's start.
+each other; or by choice over the time since each job's first step, however long it took to start.
+Jobs without steps are over the time since each one's start.
 """
 
 from bisect import bisect_right
@@ -10,7 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from webapp.charts.plots import ORIGIN_MS, ChartFigure, ChartSpec, Figure, Series, clock, template
+from webapp.charts.plots import (
+    ORIGIN_MS,
+    ChartFigure,
+    ChartSpec,
+    Figure,
+    Series,
+    clock,
+    template,
+    value_text,
+)
 from webapp.core.display import quantity
 from webapp.jobs.comparing import Side
 from webapp.jobs.job_charts import Drawn, steps_among
@@ -30,6 +40,7 @@ class Line:
     job_chart: Drawn
     steps: Series
     axis: Axis
+    is_from_first_step: bool = False
 
     @cached_property
     def points(self) -> list[tuple[float, float | None]]:
@@ -44,15 +55,17 @@ class Line:
         return max(at for at, _ in self.points)
 
     def _place(self, t_ms: int) -> float | None:
-        """Return an instant's place on the axis; None before the first step."""
+        """Return an instant's place on the axis; None before it begins."""
         if self.axis == "time":
-            return t_ms - self.start_ms
+            return t_ms - self.start_ms if t_ms >= self.start_ms else None
         before = bisect_right(self.steps.t_ms, t_ms)
         return self.steps.values[before - 1] if before else None
 
     @property
     def start_ms(self) -> int:
-        """Return the start of the job's time axis."""
+        """Return where the job's time begins: with its first step, or with its start."""
+        if self.is_from_first_step:
+            return self.steps.t_ms[0]
         start: int = self.job_chart.figure["layout"]["meta"]["start_ms"]
         return start
 
@@ -71,6 +84,23 @@ class Overlay(ChartFigure):
 
     lines: tuple[Line, ...]
     axis: Axis = "time"
+
+    @property
+    def axis_name(self) -> str:
+        """Return what the axis is of."""
+        if self.axis == "step":
+            return "Step"
+        return f"Time since {'first step' if self.lines[0].is_from_first_step else 'start'}"
+
+    @property
+    def singles(self) -> list[tuple[str, str]]:
+        """Return (letter, value) of each job if none has a second point: a figure without axes."""
+        if any(len(line.job_chart.line.known) > 1 for line in self.lines):
+            return []
+        return [
+            (line.side.letter, value_text(line.job_chart.line.known[0], self.chart))
+            for line in self.lines
+        ]
 
     @property
     def words(self) -> str:
@@ -111,11 +141,12 @@ def overlays(
     """Return one chart per metric that at least two of the jobs reported."""
     split = [steps_among(charts) for charts in charts_of_sides]
     axis = axis_of([steps for _, steps in split], chosen)
+    has_steps = axis_of([steps for _, steps in split], "") == "step"
     specs: dict[str, ChartSpec] = {}
     lines: dict[str, list[Line]] = {}
     for side, (charts, steps) in zip(sides, split, strict=True):
         for each in charts:
-            line = Line(side, each, steps, axis)
+            line = Line(side, each, steps, axis, is_from_first_step=has_steps)
             if each.series.known and line.points:
                 specs.setdefault(each.chart.key, each.chart)
                 lines.setdefault(each.chart.key, []).append(line)

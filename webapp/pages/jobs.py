@@ -1,6 +1,7 @@
 """The tabs of a job's page, and planning it again."""
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -65,6 +66,7 @@ from webapp.jobs.progress import (
 )
 from webapp.jobs.replanning import NO_SHORTAGE, change_at, limit_words, replan
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
+from webapp.jobs.spreads import draw_spreads, fresh_rows
 from webapp.jobs.startup import startup_of
 from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.tracking import tracked_run
@@ -124,8 +126,12 @@ def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
     context = job_context(request, job, "job-metrics")
     drawn, step = steps_among(draw(job, is_complete=True, part=shown))
     is_live = job.state not in FINAL_STATES
+    points = fresh_points(request, shown, drawn)
+    if points is not None:
+        points |= fresh_rows(job, since_of(request))
+    drawn = [*draw_spreads(job, drawn), *drawn]
     context |= {"charts": drawn, "sections": sections_of(drawn, is_live=is_live)}
-    context |= {"points": fresh_points(request, shown, drawn)}
+    context |= {"points": points}
     context["steps"] = [*zip(step.t_ms, step.values, strict=True)]
     context |= {"shown": shown, "parts": parts_for(job, shown, "job-metrics")}
     return page_or_regions(request, "jobs/metrics.html", "jobs/_metrics_regions.html", context)
@@ -290,18 +296,21 @@ def overview_context(job: Job) -> dict[str, Any]:
 
 def fresh_points(
     request: HttpRequest, part: Attempt | None, drawn: list[Drawn]
-) -> dict[str, list[tuple[int, float]]] | None:
+) -> dict[str, Sequence[tuple[float, ...]]] | None:
     """Return the drawn metrics' points since the instant in ``?since=``, in ms.
 
     A refresh returns them with its regions, so that charts and figures change together; None
     if none are requested.
     """
-    since = whole_in_query(request, "since", least=0, default=-1)
+    since = since_of(request)
     if part is None or since < 0:
         return None
-    return points_since(
-        part, [STEP_SERIES, *(each.chart.metric for each in drawn)], min(since, FOREVER_MS)
-    )
+    return {**points_since(part, [STEP_SERIES, *(each.chart.metric for each in drawn)], since)}
+
+
+def since_of(request: HttpRequest) -> int:
+    """Return the instant in ``?since=``, in ms; -1 without one."""
+    return min(whole_in_query(request, "since", least=0, default=-1), FOREVER_MS)
 
 
 def log_context(lines: list[Line]) -> dict[str, Any]:

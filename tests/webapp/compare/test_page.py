@@ -303,15 +303,24 @@ def test_losses_lie_over_each_other_by_step_however_late_and_slow_a_run_was(make
     assert found[""] == [[1, 2, 3, 4], [1, 2, 3]]
     origin = ORIGIN_MS
     assert found["time"] == [
-        [origin + 60_000, origin + 61_000, origin + 62_000, origin + 63_000],
-        [origin + 5_000, origin + 14_000, origin + 23_000],
+        [origin, origin + 1_000, origin + 2_000, origin + 3_000],
+        [origin, origin + 9_000, origin + 18_000],
     ]
-    assert "Over time" in page(alice, late, slow, more="&axis=time")
+    shown = page(alice, late, slow, more="&axis=time")
+    assert "Over the time since first step" in shown
+    assert ">Memory" not in shown.partition("charts-title")[2]  # measured before the first step
     assert get(alice, late, slow, more="&axis=epoch").status_code == 400
 
 
 def test_without_steps_of_every_job_they_are_over_time_with_no_switch(make_run, slow, alice):
     stepped = stepping(make_run, "Steps", 0, [0, 1000, 2000])
     shown = page(alice, stepped, slow)
-    assert "Over time" in shown
+    assert "Over the time since start" in shown
     assert "axis=step" not in shown
+
+
+def test_a_metric_of_which_each_job_has_one_value_is_a_figure_without_axes(make_run, alice):
+    jobs = [make_run(name, 1.0, 4, points=1) for name in ("One", "Other")]
+    shown = page(alice, *jobs).partition("charts-title")[2]
+    assert "Training loss, one value each" in shown
+    assert 'data-chart="loss"' not in shown
