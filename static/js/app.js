@@ -146,7 +146,7 @@ if (palette) {
     if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey)) return;
     event.preventDefault();
     if (palette.open) palette.close();
-    else { input.value = ""; answered = null; isEntered = false; popup.show([]); palette.showModal(); input.focus(); seek(); }
+    else { input.value = ""; answered = null; isEntered = false; popup.show([]); palette.showModal(); input.focus(); slipway.painted(seek); }
   });
   for (const dialog of document.querySelectorAll("dialog.palette")) {
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -20,8 +20,16 @@ slipway.ListPopup = class {
   /** Show these nodes with one option active, the first unless another is named. */
   show(nodes, active = null) {
     this.list.replaceChildren(...nodes);
-    this.options.forEach((each, at) => { each.id = `${this.list.id}-${at}`; });
+    this.number();
     this.activate(active ?? this.options[0]);
+  }
+
+  /** Name the options by their place, those that were added too. */
+  number() {
+    this.options.forEach((each, at) => {
+      each.id = `${this.list.id}-${at}`;
+      if (!each.ariaSelected) each.setAttribute("aria-selected", "false");
+    });
   }
 
   activate(option) {
@@ -44,7 +52,11 @@ slipway.ListPopup = class {
   }
 };
 
-const MOST_OPTIONS = 60; /* drawn at once; more are found by typing */
+/** Do something after the next frame: what a key or a click shows is not kept waiting by it. */
+slipway.painted = (act) => requestAnimationFrame(() => setTimeout(act));
+
+const MOST_OPTIONS = 40; /* drawn; more are found by typing */
+const FIRST_OPTIONS = 12; /* as many as are seen: a key or a click is answered before the others */
 const SERVER = 8; /* devices of one machine, from which on whole machines are meant */
 const SEVERAL = [/^(\d{1,4})\s*[x×*]\s*(.*)$/i, /^(.+?)\s*[x×*]\s*(\d{1,4})$/i];
 const notesOf = new Map(); /* kind -> promise of what is said beside the options */
@@ -127,24 +139,37 @@ function enhance(select) {
     return made;
   }
 
-  /** Draw the options that what was typed means; the one named stays active. */
+  /** Draw the options that what was typed means, those below the visible ones after these are
+      shown; the one named stays active. */
+  let turn = 0;
   function draw(kept = null) {
+    const mine = ++turn;
+    list.replaceChildren();
+    grow(kept ? MOST_OPTIONS : FIRST_OPTIONS);
+    popup.show([...list.children], kept && popup.options.find((each) => each.slipwayChoice.option === kept));
+    if (!kept) slipway.painted(() => { if (mine === turn && !list.hidden) { grow(MOST_OPTIONS); popup.number(); } });
+  }
+
+  /** Add what the list of so many options lacks, in their order: what is there stays as it is. */
+  function grow(most) {
     const typed = isTyped ? input.value : "";
     const { count, rest } = countId ? severalIn(typed) : { count: 1, rest: typed };
     const { found, size } = groups(rest);
-    let left = MOST_OPTIONS;
-    const nodes = [];
+    const drawn = [...list.querySelectorAll("[role=group]")];
+    let left = most;
     for (const [name, options] of found) {
-      const rows = options.slice(0, left).map((option) => row(option, count));
-      left -= rows.length;
-      if (!rows.length) break;
-      nodes.push(element("div", { role: "group", "aria-label": name }, element("div", { class: "group", "aria-hidden": "true" }, name), ...rows));
+      if (!left) break;
+      let group = drawn.shift();
+      if (!group) {
+        group = element("div", { role: "group", "aria-label": name }, element("div", { class: "group", "aria-hidden": "true" }, name));
+        list.append(group);
+      }
+      const shown = options.slice(0, left);
+      left -= shown.length;
+      group.append(...shown.slice(group.children.length - 1).map((option) => row(option, count)));
     }
-    if (size > MOST_OPTIONS) nodes.push(element("p", { class: "quiet" }, `${size - MOST_OPTIONS} more: type a part of the name`));
-    if (!size) nodes.push(element("p", { class: "quiet" }, free === undefined ? "Nothing has these words" : "Not in the catalog: sent as typed"));
-    popup.show(nodes);
-    const same = kept && popup.options.find((each) => each.slipwayChoice.option === kept);
-    if (same) popup.activate(same);
+    if (size > most && most === MOST_OPTIONS) list.append(element("p", { class: "quiet" }, `${size - most} more: type a part of the name`));
+    if (!size && !list.children.length) list.append(element("p", { class: "quiet" }, free === undefined ? "Nothing has these words" : "Not in the catalog: sent as typed"));
   }
 
   function open() {
@@ -152,7 +177,11 @@ function enhance(select) {
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
     draw();
-    if (!kind || hasNotes) return;
+    if (kind && !hasNotes) slipway.painted(learn);
+  }
+
+  /** Ask once what is said beside the options, and draw them with it. */
+  function learn() {
     if (!notesOf.has(kind)) notesOf.set(kind, fetch(`/choices/${kind}/`).then((answer) => (answer.ok ? answer.json() : notes)).catch(() => notes));
     notesOf.get(kind).then((told) => {
       hasNotes = true;

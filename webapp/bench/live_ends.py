@@ -5,6 +5,7 @@ such a process has not set up.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -31,19 +32,33 @@ Attempts = Sequence[tuple[str, str]]
 # The hosts
 
 
-def send(url: str, attempts: Attempts, span: tuple[float, float], done: "Queue[int]") -> None:
+def send(
+    url: str,
+    attempts: Attempts,
+    span: tuple[float, float],
+    done: "Queue[int]",
+    *,
+    num_gpus: int = 0,
+    history_seconds: int = 0,
+) -> None:
     """Send each attempt's events once a second, in turn, until the end of ``span``.
 
-    Report the number of batches that were sent within it (Unix seconds).
+    Those of ``history_seconds`` before come first, at once. Report the number of batches that
+    were sent within ``span`` (Unix seconds).
     """
     begins_at, ends_at = span
     client = redis.Redis.from_url(url)
-    began, sent, before = time.time(), 0, 0
+    for second in range(history_seconds):
+        for host_id, attempt_id in attempts:
+            age = history_seconds - second
+            batch = batch_of(attempt_id, second, num_gpus, age_seconds=age)
+            client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # as below
+    began, sent, before = time.time() - history_seconds, history_seconds * len(attempts), 0
     while time.time() < ends_at:
         second, number = divmod(sent, len(attempts))
         time.sleep(max(0.0, began + sent / len(attempts) - time.time()))
         host_id, attempt_id = attempts[number]
-        batch = batch_of(attempt_id, second)
+        batch = batch_of(attempt_id, second, num_gpus)
         client.xadd(redis_access.events_key(host_id), redis_access.encode(batch))  # type: ignore[arg-type]  # dict is invariant there
         sent += 1
         before = sent if time.time() < begins_at else before
@@ -51,18 +66,30 @@ def send(url: str, attempts: Attempts, span: tuple[float, float], done: "Queue[i
     done.put(sent - before)
 
 
-def batch_of(attempt_id: str, second: int) -> EventBatch:
-    """Return the events of a job in one second."""
-    instant = time.time_ns() // 1_000_000
+def batch_of(
+    attempt_id: str, second: int, num_gpus: int = 0, *, age_seconds: int = 0
+) -> EventBatch:
+    """Return the events of a job in one second, now or some seconds ago."""
+    instant = time.time_ns() // 1_000_000 - 1000 * age_seconds
     values = {"loss": 2.0 / (second + 1), "tokens_per_second": 512.0 + second, "step_seconds": 0.5}
     progress = {"done": second, "total": 10_000, "unit": "steps", "eta_seconds": 60.0}
     text = f"step {second}: loss {values['loss']:.4f}\n"
+    share = 0.5 + 0.4 * math.sin(second / 20)
+    sampled: dict[str, dict[str, float]] = {}
+    if num_gpus:
+        sampled["host"] = {"rss_bytes": 4e9 * share, "cpu_utilization": 8 * share}
+        sampled["gpu"] = {
+            f"gpu{gpu}_{what}": (1 + gpu / 10) * share * scale
+            for gpu in range(num_gpus)
+            for what, scale in (("memory_bytes", 4e10), ("utilization", 0.5))
+        }
     bodies = (
         ("progress", progress),
         ("log", {"stream": "stdout", "text": text}),
         ("metric", {"source": "job", "values": values, "step": second}),
+        *(("metric", {"source": source, "values": each}) for source, each in sampled.items()),
     )
-    first = second * EVENTS + 1
+    first = second * len(bodies) + 1
     return EventBatch(
         attempt_id=attempt_id,
         fence=FENCE,

@@ -104,8 +104,10 @@ def test_a_chart_without_a_point_has_no_axes_but_its_prediction_without_a_time(
     assert "<svg" not in loss
     assert "No points." in page
 
-    report(("metric", {"source": "job", "values": {"loss": 8.0}, "step": 1}))
-    loss = page_of(alice, attempt.job).split('data-chart="loss"')[1].split("<figcaption")[0]
-    assert "<svg" in loss
+    for value, is_line in ((8.0, False), (7.0, True)):  # a single value is a figure
+        report(("metric", {"source": "job", "values": {"loss": value}, "step": 1}))
+        loss = page_of(alice, attempt.job).split('data-chart="loss"')[1].split("<figcaption")[0]
+        assert ("<svg" in loss) == is_line
+        assert ("one value so far" in loss) != is_line
     speed = page_of(alice, attempt.job).split('data-chart="tokens_per_second"')[1]
     assert "0:00" not in speed.split("<figcaption")[0]

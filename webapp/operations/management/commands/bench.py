@@ -1,5 +1,6 @@
 """``manage.py bench``: measure the product's speed, as seconds and as ratios of one run."""
 
+import importlib
 import json
 import os
 import resource
@@ -192,6 +193,18 @@ def live() -> Iterator[Figure]:
         yield from (Figure(*row) for row in live_path.live_path_metrics(Path(data)))
 
 
+def screen() -> Iterator[Figure]:
+    """Measure interactions of the wizard and a live job in a slowed Chromium, and page weights."""
+    try:
+        measured = importlib.import_module("webapp.bench.screen")
+    except ImportError as missing:
+        raise CommandError(
+            f"`bench screen` needs playwright: pip install playwright ({missing})"
+        ) from missing
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in measured.screen_metrics(Path(data)))
+
+
 def tunnel() -> Iterator[Figure]:
     """Measure requests through the tunnel between a gateway and a host, against direct calls."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
@@ -289,6 +302,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "beats": beats,
     "pages": page_times,
     "live": live,
+    "screen": screen,
     "gateway": tunnel,
     "supervisor": supervisor,
     "first-line": first_lines,
