@@ -461,8 +461,11 @@ def workload_words(values: Part) -> str:
         row = f"2 {TIMES} {row}"
     taught = ""
     if isinstance(values, FinetuneWork) and values.objective != "supervised":
-        taught = (
-            "Reward model · " if values.objective == "reward" else f"{values.objective.upper()} · "
+        named = {"reward": "Reward model", "distillation": "Distillation"}
+        taught = named.get(values.objective, values.objective.upper())
+        teacher = values.teacher_model.strip().rpartition("/")[2]
+        taught += (
+            f" from {teacher} · " if values.objective == "distillation" and teacher else " · "
         )
     return f"{taught}{rows} {TIMES} {row} tokens · {length}"
 

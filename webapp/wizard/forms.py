@@ -10,6 +10,7 @@ from django.core.validators import BaseValidator
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from planner.catalog.devices import get_device
 from planner.catalog.models import checkpoint_name, model_from_config
 from planner.catalog.topologies import get_topology, list_topologies
 from planner.specs.base import PlannerError
@@ -574,9 +575,15 @@ class HardwareForm(StepForm):
         """Refuse the topology of another device."""
         values = super().clean() or {}
         name, device = values.get("topology"), values.get("device")
-        of = get_topology(name).device if name else None
-        if values.get("choice") == CATALOG and of not in {None, device}:
-            self.add_error("topology", f"This is the topology of {of}. Choose that device.")
+        chosen = get_topology(name) if name else None
+        if chosen is None or chosen.device in {None, device} or values.get("choice") != CATALOG:
+            return values
+        joined = get_device(chosen.device).name
+        self.add_error(
+            "topology",
+            f"The topology {chosen.name} is of the device {joined}. Choose that one above, or "
+            "another topology.",
+        )
         return values
 
     @property

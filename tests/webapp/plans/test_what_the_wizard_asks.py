@@ -208,6 +208,11 @@ def test_a_workload_is_said_in_a_few_words():
         ("finetune", {"tokens": 10_000_000}, "16 * 2_048 tokens · 10.0~M tokens"),
         ("finetune", {"tokens": 10**12}, "16 * 2_048 tokens · 1.00~T tokens"),
         ("finetune", {"tokens": 204_800}, "16 * 2_048 tokens · 205~k tokens"),
+        (
+            "finetune",
+            {"tokens": 204_800, "objective": "distillation", "teacher_model": "org/Large-70B"},
+            "Distillation from Large-70B · 16 * 2_048 tokens · 205~k tokens",
+        ),
         ("compress", {"method": "awq"}, "AWQ"),
         ("compress", {"method": "int4_weight_only"}, "4-bit weights"),
     ]:
