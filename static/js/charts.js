@@ -54,11 +54,18 @@
     });
   };
 
+  /* Keep some ends of a line's band, where it has one. */
+  const narrow = (meta, isKept) => {
+    if (!meta.low) return;
+    meta.low = meta.low.filter(isKept);
+    meta.high = meta.high.filter(isKept);
+  };
+
   /* Put a line's points at these places; those without one are left out. */
   const place = (trace, places) => {
     const isPlaced = (_, i) => places[i] !== null;
     trace.y = trace.y.filter(isPlaced);
-    for (const end of ["low", "high"]) if (trace.meta[end]) trace.meta[end] = trace.meta[end].filter(isPlaced);
+    narrow(trace.meta, isPlaced);
     trace.x = places.filter((at) => at !== null);
   };
 
@@ -180,11 +187,12 @@
   const drawingOf = async (chart) => {
     const { data, layout } = chart.shown();
     const title = { text: chart.title, x: 0.02, font: { color: colour("var(--ink)"), size: 15 } };
-    const axes = { xaxis: axisTitle(chart), yaxis: chart.element.dataset.unit ?? "" };
-    for (const [name, text] of Object.entries(axes)) layout[name] = { ...layout[name], title: { text }, automargin: true };
-    Object.assign(layout, PICTURE, { title, paper_bgcolor: colour("var(--surface)"), margin: { l: 64, r: 24, t: 44, b: 48 } });
+    const named = (axis, text) => ({ ...axis, title: { text }, automargin: true });
+    const xaxis = named(layout.xaxis, axisTitle(chart));
+    const yaxis = named(layout.yaxis, chart.element.dataset.unit ?? "");
+    const page = { ...layout, ...PICTURE, xaxis, yaxis, title, paper_bgcolor: colour("var(--surface)"), margin: { l: 64, r: 24, t: 44, b: 48 } };
     const Plotly = await plotly(chart.element);
-    return Plotly.toImage({ data, layout, config: CONFIG }, { format: "svg", ...PICTURE });
+    return Plotly.toImage({ data, layout: page, config: CONFIG }, { format: "svg", ...PICTURE });
   };
 
   /* The policy of the page lets no picture come from a blob: the drawing is one in its address. */
@@ -250,7 +258,9 @@
       sheet.className = "sheet";
       for (const [format, label] of Object.entries(FORMATS)) {
         const button = document.createElement("button");
-        Object.assign(button, { type: "button", className: "item", textContent: label });
+        button.type = "button";
+        button.className = "item";
+        button.textContent = label;
         button.addEventListener("click", () => { menu.open = false; word.focus(); save(chart, format); });
         sheet.append(button);
       }
@@ -299,7 +309,7 @@
     thin(trace) {
       const keep = (_, i) => i >= trace.x.length - 100 || i % 2 === 0;
       const y = trace.y.filter(keep);
-      for (const end of ["low", "high"]) if (trace.meta[end]) trace.meta[end] = trace.meta[end].filter(keep);
+      narrow(trace.meta, keep);
       trace.x = trace.x.filter(keep);
       trace.y = y;
     }
