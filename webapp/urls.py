@@ -26,6 +26,7 @@ from webapp.pages import (
     jobs,
     limits,
     model_catalog,
+    observed_jobs,
     plans,
     playground,
     queue,
@@ -197,6 +198,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("servers/<slug:server_id>/", servers.server_detail, name="server-detail"),
     path("servers/<slug:server_id>/change/", servers.server_edit, name="server-change"),
     path("servers/<slug:server_id>/remove/", servers.server_delete, name="server-remove"),
+    path("observed-jobs/<slug:observed_id>/", observed_jobs.observed_job, name="observed-job"),
+    path(
+        "observed-jobs/<slug:observed_id>/remove/",
+        observed_jobs.observed_job_remove,
+        name="observed-job-remove",
+    ),
     # approvals
     path("approvals/", approvals.approval_list, name="approvals"),
     path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),
@@ -220,6 +227,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(HOST, hosts.host_detail, name="host-detail"),
     path(f"{HOST}drain/", hosts.host_drain, name="host-drain"),
     path(f"{HOST}undrain/", hosts.host_undrain, name="host-undrain"),
+    path(f"{HOST}observe/", observed_jobs.host_observe, name="host-observe"),
     path(f"{HOST}recheck/", hosts.host_recheck, name="host-recheck"),
     path(f"{HOST}prove/", hosts.host_prove, name="host-prove"),
     path("jobs/<slug:job_id>/proof/", hosts.proof_report, name="proof-report"),

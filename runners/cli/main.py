@@ -67,6 +67,9 @@ COMMANDS = {
         "deployments", "deployments", "Keep models under names, wake them, see their usage."
     ),
     "servers": LazyCommand("servers", "servers", "Watch servers that somebody else started."),
+    "observed": LazyCommand(
+        "observed_jobs", "observed", "Observe jobs that somebody else gave to a scheduler."
+    ),
     "keys": LazyCommand("deployments", "keys", "List, make and revoke clients' keys."),
     "approvals": LazyCommand("approvals", "approvals", "List and withdraw requested launches."),
     "data": LazyCommand("data", "data", "List, upload and delete training data."),

@@ -21,6 +21,7 @@ from runners.host.enrolment import EpochMemory
 from runners.host.files import JobFiles
 from runners.host.hub_cache import HubCache
 from runners.host.model_copies import ModelCopies
+from runners.host.observed_jobs import ObservedJobs
 from runners.host.reconcile import Reconciler, Render
 from runners.host.shipping import (
     RedisStream,
@@ -92,6 +93,8 @@ class Agent:
         self._cache_loop = RepeatingThread("cache", self.cache.step)
         self.copies = ModelCopies(host_dir, self.client, credential.credential)
         self._copies_loop = RepeatingThread("copies", self.copies.step)
+        self.observed = ObservedJobs(config)
+        self._observed_loop = RepeatingThread("observed", self.observed.step)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
@@ -139,6 +142,7 @@ class Agent:
                 self._files_loop,
                 self._cache_loop,
                 self._copies_loop,
+                self._observed_loop,
             ]
             for loop in loops:
                 loop.start()
@@ -213,6 +217,7 @@ class Agent:
         self.environments.mark_reported()
         self.files.mark_reported()
         self.cache.mark_reported()
+        self.observed.mark_reported()
         if self._are_facts_due():
             self._facts_due_at = self._clock() + FACTS_SECONDS
         if reply.recheck:
@@ -236,6 +241,8 @@ class Agent:
             self._cache_loop.wake()
         if self.copies.obey(reply.copies):
             self._copies_loop.wake()
+        if self.observed.obey(reply.observe):
+            self._observed_loop.wake()
         if reply.rotate:
             self._rotate()
 
@@ -265,6 +272,7 @@ class Agent:
             files=self.files.news(everything=self._are_facts_due()),
             cache=self.cache.news(everything=self._are_facts_due()),
             epoch=self._epoch.seen,
+            observed=self.observed.news(),
         )
 
     def _are_facts_due(self) -> bool:

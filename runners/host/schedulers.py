@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from runners.hub.settings import cache_folder
 from runners.jobspec.base import SchedulerKind
-from runners.launchers import kubernetes, ray, slurm_commands, slurm_facts
+from runners.launchers import kubernetes, observing, ray, slurm_commands, slurm_facts
 from runners.launchers.kubernetes import KubernetesLauncher
 from runners.launchers.ray import RayLauncher
 from runners.launchers.scheduler import SchedulerLauncher
@@ -15,6 +15,7 @@ from runners.launchers.slurm import SlurmLauncher
 from runners.launchers.slurm_commands import SlurmError
 from runners.shared.facts import SchedulerFacts
 from runners.shared.kubernetes import KubernetesConfig
+from runners.shared.observed import ObservedJobReport
 from runners.shared.ray import RayConfig
 from runners.shared.slurm import SlurmConfig
 
@@ -31,6 +32,8 @@ class Scheduler(NamedTuple):
     facts: Callable[[Any], SchedulerFacts]
     problem: Callable[[Any], str]  # why a host cannot be enrolled with it, and the way out; or ""
     on_node: Callable[[Any, Sequence[str]], Sequence[str]]  # the command that runs one on a node
+    # What it says of others' jobs by their ids; None: it has no such jobs.
+    observe: Callable[[Any, Sequence[str]], list[ObservedJobReport]] | None
 
 
 def _slurm_problem(_config: SlurmConfig) -> str:
@@ -89,9 +92,19 @@ def _in_bundle(_config: RayConfig, command: Sequence[str]) -> Sequence[str]:
 
 
 SCHEDULERS: Mapping[SchedulerKind, Scheduler] = {
-    "slurm": Scheduler(SlurmLauncher, slurm_facts.scheduler_facts, _slurm_problem, _by_srun),
-    "kubernetes": Scheduler(
-        KubernetesLauncher, kubernetes.scheduler_facts, _kubernetes_problem, _in_pod
+    "slurm": Scheduler(
+        SlurmLauncher,
+        slurm_facts.scheduler_facts,
+        _slurm_problem,
+        _by_srun,
+        observing.observe_slurm,
     ),
-    "ray": Scheduler(RayLauncher, ray.scheduler_facts, _ray_problem, _in_bundle),
+    "kubernetes": Scheduler(
+        KubernetesLauncher,
+        kubernetes.scheduler_facts,
+        _kubernetes_problem,
+        _in_pod,
+        observing.observe_pods,
+    ),
+    "ray": Scheduler(RayLauncher, ray.scheduler_facts, _ray_problem, _in_bundle, None),
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 20.0
 MESSAGE_CHARACTERS = 500
+MOST_LOG_BYTES = 64 * 1024
 NOT_FOUND, CONFLICT, TOO_MANY = 404, 409, 429
 # Of these the same request may succeed later: no credential yet, a timeout, too many requests.
 PASSING = frozenset({401, 408, TOO_MANY})
@@ -80,14 +81,15 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
+        is_json: bool = True,
     ) -> dict[str, Any]:
-        """Make one request and return the reply's object.
+        """Make one request and return the reply's object; ``text`` of one that is no JSON.
 
         Raises:
             KubernetesUnreachableError: there is no answer, or one that a moment may mend.
             KubernetesError: the server rejects it.
         """
-        api = self._client
+        api, accepted = self._client, "application/json" if is_json else "*/*"
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -96,14 +98,14 @@ class Api:
                 path,
                 method,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                header_params={"Accept": accepted, "Content-Type": "application/json"},
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
                 _request_timeout=TIMEOUT_SECONDS,
             )
-            found = json.loads(reply.data)
+            found = json.loads(reply.data) if is_json else {"text": reply.data}
         except ApiException as refusal:
             raise _error_of(refusal.status or 0, refusal.body, str(refusal.reason)) from None
         except (HTTPError, OSError) as error:
@@ -129,6 +131,20 @@ class Api:
     def pods(self, labels: str) -> list[dict[str, Any]]:
         """Return the pods with these labels."""
         return list(self.request("GET", self._pods, query={"labelSelector": labels})["items"])
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """Return the pod of this name."""
+        return self.request("GET", f"{self._pods}/{name}")
+
+    def pod_log(self, name: str, container: str, lines: int) -> bytes:
+        """Return the last lines of what a container of a pod printed."""
+        query = {
+            "container": container,
+            "tailLines": str(lines),
+            "limitBytes": str(MOST_LOG_BYTES),
+        }
+        reply = self.request("GET", f"{self._pods}/{name}/log", query=query, is_json=False)
+        return bytes(reply["text"])
 
     def job(self, name: str) -> dict[str, Any] | None:
         """Return a Job, or None if there is none of this name."""

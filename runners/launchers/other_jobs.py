@@ -40,7 +40,7 @@ def slurm_jobs(document: Mapping[str, Any], now: float) -> dict[str, object]:
     ]
     first = nsmallest(MOST_OTHER_JOBS, others, key=_slurm_order)
     return {
-        "other_jobs": tuple(_slurm_job(job, now) for job in first),
+        "other_jobs": tuple(slurm_facts_of(job, now) for job in first),
         "num_other_jobs": sum(map(_num_tasks, others)),
     }
 
@@ -65,11 +65,12 @@ def _num_tasks(job: Mapping[str, Any]) -> int:
     return sum(len(range(first, last + 1, step)) for first, last, step in tasks) or 1
 
 
-def _slurm_job(job: Mapping[str, Any], now: float) -> OtherJobFacts:
+def slurm_facts_of(job: Mapping[str, Any], now: float) -> OtherJobFacts:
+    """Return the facts of one job of ``squeue --json``."""
     state = state_of(job.get("job_state"))
-    started = _whole(job.get("start_time")) if state in RUNNING else None
-    limit = _whole(job.get("time_limit"))
-    nodes = _whole(job.get("node_count"))
+    started = whole(job.get("start_time")) if state in RUNNING else None
+    limit = whole(job.get("time_limit"))
+    nodes = whole(job.get("node_count"))
     return OtherJobFacts(
         job_id=_slurm_id(job),
         name=str(job.get("name") or ""),
@@ -101,7 +102,7 @@ def gpus_of_tres(text: str) -> int | None:
     return counts.get("gres/gpu", typed) if counts else None
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
     """Return a whole number of Slurm's JSON, None if it is not set or has no end."""
     if isinstance(value, dict) and (value.get("infinite") or not value.get("set", True)):
         return None
@@ -114,14 +115,17 @@ def _whole(value: object) -> int | None:
 
 def pods(found: Iterable[Mapping[str, Any]], resource: str, now: float) -> list[OtherJobFacts]:
     """Return the pods of a namespace that have not ended; ``resource`` is that of its GPUs."""
-    return [_pod(each, resource, now) for each in found if _phase(each) in {"Pending", "Running"}]
+    return [
+        pod_facts(each, resource, now) for each in found if _phase(each) in {"Pending", "Running"}
+    ]
 
 
 def _phase(pod: Mapping[str, Any]) -> str:
     return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
-def _pod(pod: Mapping[str, Any], resource: str, now: float) -> OtherJobFacts:
+def pod_facts(pod: Mapping[str, Any], resource: str, now: float) -> OtherJobFacts:
+    """Return the facts of one pod."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     owner: Mapping[str, Any] = next(iter(metadata.get("ownerReferences") or ()), {})
     asked = [

@@ -183,6 +183,22 @@ def queue() -> list[SlurmJob]:
     return read_queue(run("squeue", "--noheader", "--array", *asked, "--format=%i|%T|%r|%N|%j"))
 
 
+def jobs_in_json(job_ids: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the jobs with these ids that Slurm still has, as ``squeue --json`` writes them.
+
+    Releases before 23.02 write everybody's.
+
+    Raises:
+        SlurmError: there is no answer, this release has no JSON, or it has none of the jobs.
+    """
+    asked = f"--jobs={','.join(job_ids)}"
+    try:
+        found = json.loads(run("squeue", "--json", "--states=all", asked))
+    except ValueError:
+        raise SlurmError("squeue --json printed no JSON") from None
+    return list(found.get("jobs") or ()) if isinstance(found, dict) else []
+
+
 def everybodys_queue() -> dict[str, Any]:
     """Return ``squeue --json``: the jobs that this user sees, also of others.
 

@@ -50,6 +50,7 @@ from runners.jobspec.references import Reference, with_references
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
 from runners.shared.kinds import ArtefactKind, EnvironmentStage, EventKind
+from runners.shared.observed import MOST_OBSERVED, ObservedJobReport
 from runners.shared.reasons import Reason
 from runners.shared.timing import LONGEST_BEAT_SECONDS, STOP_GRACE_SECONDS
 
@@ -435,6 +436,10 @@ class Beat(Message):
     )
     cache: CacheReport | None = None  # of the Hub's models; None: as last reported
     epoch: EpochShown | None = None  # the highest epoch that this host has received
+    # Of the jobs that the site wants observed, what is new; sites before do not know the field.
+    observed: tuple[ObservedJobReport, ...] = Field(
+        default=(), max_length=MOST_OBSERVED, fail_fast=True, exclude_if=lambda found: not found
+    )
 
 
 class WantedAttempt(Message):
@@ -499,6 +504,7 @@ class BeatReply(Message):
     ] = ()  # of models, over the site
     # Gateways to which the host keeps a tunnel: ws(s):// URLs; "/..." is at the server's address.
     tunnels: tuple[str, ...] = ()
+    observe: tuple[str, ...] = ()  # jobs that others gave to the host's scheduler, by its ids
 
 
 # Claim and start

@@ -99,6 +99,7 @@ class Acceptor:
         self.wants_recheck = False
         self.epoch: EpochShown | None = None
         self.tunnels: tuple[str, ...] = ()
+        self.observe: tuple[str, ...] = ()  # jobs of somebody else
         self.echoed: list[int] = []  # bytes that hosts asked back
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
@@ -183,6 +184,7 @@ class Acceptor:
             recheck=self.wants_recheck,
             epoch=self.epoch,
             tunnels=self.tunnels,
+            observe=self.observe,
         )
 
     def rotate(self, request: RotateRequest) -> tuple[int, object]:

@@ -41,7 +41,7 @@ from webapp.hosts.models import Host, ModelCopy
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
 from webapp.jobs.artefacts import folder_of
-from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measurement
+from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measurement, ObservedJob
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.modelhub.remote_code import code_allow
@@ -393,8 +393,10 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     server = ObservedServer.objects.create(
         team=team, owner=alice, name="theirs", url="http://127.0.0.1:1"
     )
+    observed = ObservedJob.objects.create(team=team, owner=alice, host=job.host, job_id="17")
     known = {
         "team": team.pk,
+        "<slug:observed_id>": observed.pk,
         "<slug:code_id>": code.pk,
         "<code_id>": code.pk,
         "<slug:server_id>": server.pk,

@@ -33,7 +33,7 @@ from webapp.hosts.services import (
     publish_host_checks,
     publish_host_states,
 )
-from webapp.jobs import cached_models, stored_files
+from webapp.jobs import cached_models, observed_jobs, stored_files
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
 SERVE = "serve"
@@ -44,6 +44,7 @@ NOT_KEPT = {
     "environments",
     "files",
     "cache",
+    "observed",
 }  # of a beat: in columns of their own
 READ = (
     *("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks"),
@@ -81,10 +82,15 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
     attempts, unclaimed = _named_attempts(spoken), {} if is_backup else _unclaimed_attempts(hosts)
     orders = cached_models.orders_of(hosts.values())
     copies = {} if is_backup else model_copies.orders_of(hosts.keys())
+    observed = observed_jobs.orders_of(hosts.keys())
     replies = [_reply(hosts[each.host_id], each.beat, attempts, unclaimed) for each in spoken]
     replies = [
         reply.model_copy(
-            update={"cache": orders.get(each.host_id), "copies": copies.get(each.host_id, ())}
+            update={
+                "cache": orders.get(each.host_id),
+                "copies": copies.get(each.host_id, ()),
+                "observe": observed.get(each.host_id, ()),
+            }
         )
         for reply, each in zip(replies, spoken, strict=True)
     ]
@@ -141,9 +147,19 @@ def _store(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Host]:
         rows = Host.objects.select_for_update(no_key=True).only(*READ).order_by("pk")
         hosts = rows.in_bulk({each.host_id for each in heartbeats})
         update_each(Host, [_apply(hosts[each.host_id], each.beat) for each in heartbeats])
+        for each in heartbeats:
+            if each.beat.observed:
+                observed_jobs.reports_store(hosts[each.host_id], each.beat.observed)
     for each in heartbeats:
         host, beat = hosts[each.host_id], each.beat
-        news = beat.facts or beat.microbench or beat.environments or beat.files or beat.cache
+        news = (
+            beat.facts
+            or beat.microbench
+            or beat.environments
+            or beat.files
+            or beat.cache
+            or beat.observed
+        )
         if host.state == HostState.CHECKING or news:
             publish_host_checks(host)
     publish_host_states([(host, contact_of(host)) for host in hosts.values()])

@@ -27,6 +27,7 @@ from webapp.api import (
     launches,
     library,
     model_copies,
+    observed_jobs,
     openapi,
     plans,
     remote_code,
@@ -172,6 +173,7 @@ api.add_router("/workflows", workflows.router)
 api.add_router("", tunings.router)
 api.add_router("", deployments.router)
 api.add_router("", servers.router)
+api.add_router("", observed_jobs.router)
 api.add_router("", library.router)
 api.add_router("", remote_code.router)
 api.add_router("", team.router)

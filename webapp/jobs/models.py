@@ -14,6 +14,8 @@ from webapp.core.ids import UlidModel
 from webapp.hosts.models import Device, Host, Pool
 from webapp.plans.models import Plan
 
+MOST_JOB_ID = 255  # characters of a scheduler's id of a job
+
 # Database indexes of jobs: each covers one page's query without reading the wide rows.
 #
 # SQLite also needs the columns of an index's condition in the index; tests on both databases check
@@ -465,6 +467,45 @@ class CalibrationChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cause} {self.job_id} on {self.host_id}"
+
+
+# Jobs of a host's scheduler that somebody else started.
+
+
+class ObservedJob(TeamOwned):
+    """A job that somebody else gave to a host's scheduler; Slipway only reads what it is told."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="+")
+    job_id = models.CharField(max_length=MOST_JOB_ID)  # of the scheduler, or a pod's name
+    plan = models.ForeignKey(
+        Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    report = models.JSONField(default=dict, blank=True)  # runners.shared.observed
+    reported_at = models.DateTimeField(null=True, blank=True)
+    has_ended = models.BooleanField(default=False)  # its host is not asked any more
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["team", "-created_at", "-id"], name="observed_jobs_listed"),
+            models.Index(fields=["host", "has_ended"], name="observed_jobs_of_host"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["host", "job_id"], name="one_observed_job"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Return its name in the scheduler with its id, or the id alone."""
+        given = str(((self.report or {}).get("facts") or {}).get("name") or "")
+        return f"{given} ({self.job_id})" if given and given != self.job_id else self.job_id
 
 
 # Launches by tokens with a budget, and those that wait for a person.

@@ -76,6 +76,7 @@ from webapp.jobs.models import (
     Job,
     LaunchRequest,
     Measurement,
+    ObservedJob,
     TokenLaunch,
 )
 from webapp.metrics.models import MetricSource
@@ -583,6 +584,10 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_display": ["name", "team", "owner", "url", "engine", "answered_at", "silent_since"],
         "list_filter": ["team", "engine"],
         "exclude": ["sealed_key"],
+    },
+    ObservedJob: {
+        "list_display": ["job_id", "team", "owner", "host", "has_ended", "reported_at"],
+        "list_filter": ["team", "has_ended"],
     },
     Replica: {"list_display": ["deployment", "job", "created_at", "ready_at", "ended_at"]},
     ServingKey: {

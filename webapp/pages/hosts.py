@@ -57,6 +57,7 @@ from webapp.jobs.proofs import latest_proof, prove_host
 from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.live.stream import live_context, page_or_regions
 from webapp.pages.host_models import models_context
+from webapp.pages.observed_jobs import observed_context
 
 NUM_JOBS, NUM_EVENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 20, 10
 NUM_KEPT = 20  # jobs whose files are listed, the largest first
@@ -187,7 +188,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
         "labels_form": LabelsForm.of(host.labels),
     }
-    context |= models_context(request, host)
+    context |= models_context(request, host) | observed_context(host, is_operator=is_operator)
     return context | live_context(request, [f"host:{host.pk}", "jobs"])
 
 

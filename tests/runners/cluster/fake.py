@@ -111,6 +111,7 @@ class FakeCluster:
         self.prefers_a_version = True
         self.classes: list[dict[str, Any]] = []
         self.others: list[dict[str, Any]] = []  # pods that somebody else made
+        self.logs: dict[str, str] = {}  # of others' pods, by name
         self.is_holding = False
         self.answers: list[tuple[int, Any] | str] = []
         self.requests: list[str] = []
@@ -218,6 +219,8 @@ class FakeCluster:
             answers["GET", "localqueues"] = lambda: {"items": self.queues}
         if (method, kind) == ("POST", "jobs"):
             return self.create(body)
+        if one and kind == "pods":
+            return self.other(one)
         if one and one not in self.jobs:
             return 404, _status(404, f'jobs.batch "{one}" not found')
         if one:
@@ -226,6 +229,12 @@ class FakeCluster:
         if (method, kind) in answers:
             return 200, answers[method, kind]()
         return 404, _status(404, f"the server could not find {url.path}")
+
+    def other(self, name: str) -> tuple[int, Any]:
+        """Return a pod that somebody else made, or its log."""
+        pods: dict[str, Any] = {each["metadata"]["name"]: each for each in self.others}
+        known = pods | {f"{pod}/log": log for pod, log in self.logs.items()}
+        return (200, known[name]) if name in known else (404, _status(404, f"no {name}"))
 
     def has_ended(self, name: str) -> bool:
         """Return whether a Job is over, also while no agent asks."""

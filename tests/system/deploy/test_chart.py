@@ -54,7 +54,7 @@ ONE_NODE = {
 AGENT = {
     "agent": {
         "enabled": True, "volumeClaim": "shared", "mountPath": "/srv/slipway", "kueue": True,
-        "clusterFacts": True, "arguments": ["--gpus", "8", "--memory", "900Gi"],
+        "observe": True, "clusterFacts": True, "arguments": ["--gpus", "8", "--memory", "900Gi"],
         "server": "https://other.example.org", "nodeSelector": {"role": "head"},
         "tolerations": [{"key": "head", "operator": "Exists"}],
     },

@@ -4,6 +4,7 @@ import pytest
 
 from runners.jobspec import DrillSpec
 from runners.launchers import slurm_commands
+from runners.shared.observed import ObservedJobReport
 from tests.runners.programs import FOREVER
 from tests.runners.tools import wait_for
 from tests.system.slurm.cluster import CPUS
@@ -63,3 +64,32 @@ def test_a_job_of_another_partition_preempts_and_the_other_is_told_as_preempted(
         wait_for(lambda: high.has_exited, SECONDS)
     assert low.exit["reason"] == "killed_externally"
     assert "PREEMPTED" in " ".join(low.exit["last_lines"]), low.exit
+
+
+def test_a_job_of_somebody_else_is_observed_by_its_id_to_its_exit_code(
+    acceptor, serve, cluster, tmp_path
+):
+    log, gate = tmp_path / "theirs.out", tmp_path / "gate"
+    line = "iteration 5/ 10 | elapsed time per iteration (ms): 250.0 | lm loss: 2.5E+00 |"
+    code = f"echo '{line}'; while [ ! -e {gate} ]; do sleep 0.2; done; exit 3"
+    sent = ("--parsable", "--mem=100", "--time=30", f"--output={tmp_path}/%x.out")
+    number = cluster.run("sbatch", *sent, "--job-name=theirs", f"--wrap={code}").strip()
+    acceptor.observe = (number, "999999")
+
+    def reports() -> dict[str, ObservedJobReport]:
+        return {each.job_id: each for beat in acceptor.beats for each in beat.observed}
+
+    with serve():
+        wait_for(lambda: number in reports() and reports()[number].log, SECONDS)
+        running = reports()[number]
+        assert (running.facts.state, running.facts.name) == ("RUNNING", "theirs")
+        assert (running.log_path, running.log_problem) == (str(log), "")
+        assert running.figures == {
+            "step": 5.0, "total_steps": 10.0, "step_seconds": 0.25, "loss": 2.5,
+        }  # fmt: skip
+        assert "no job 999999" in reports()["999999"].problem
+        gate.touch()
+        wait_for(lambda: reports()[number].has_ended, SECONDS)
+    ended = reports()[number]
+    assert (ended.facts.state, ended.exit_code, ended.signal) == ("FAILED", 3, None)
+    assert 0 < ended.started_at_ms <= ended.ended_at_ms

@@ -85,6 +85,8 @@ RULES = {
     "servers/<slug:server_id>/": OBJECT,
     "servers/<slug:server_id>/change/": OPERATE,
     "servers/<slug:server_id>/remove/": OPERATE,
+    "observed-jobs/<slug:observed_id>/": OBJECT,
+    "observed-jobs/<slug:observed_id>/remove/": OPERATE,
     "plans/<str:plan_id>/tune/": Rule("get", PRACTITIONER, is_object=True),
     "tunings/": PAGE,
     "tunings/<slug:tuning_id>/": OBJECT,

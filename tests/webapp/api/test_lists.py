@@ -16,7 +16,7 @@ from webapp.datasets.models import Dataset
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage
 from webapp.hosts.models import HostModel, ModelCopy, Pool
-from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
+from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement, ObservedJob
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.remote_code import code_allow
 from webapp.plans.models import Plan, PlanState
@@ -49,7 +49,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 29
+    assert len(LISTS) == 30
     assert wrong == []
 
 
@@ -78,6 +78,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     kept = Deployment.objects.get()
     Deployment.objects.create(team=team, owner=alice, name="second", plan=kept.plan)
     ObservedServer.objects.create(team=team, owner=alice, name="second", url="http://b")
+    ObservedJob.objects.create(team=team, owner=alice, host=host, job_id="18")
     key_make(team=team, by=alice, options=KeyOptions(name="desk"))
     for key in ServingKey.objects.all():
         Usage.objects.create(key=key, deployment=kept, day=now().date(), requests=1)

@@ -34,6 +34,7 @@ PARTS = {
     "/jobs/": ("/workflows/", "/approvals/"),
     "/plans/": ("/tunings/",),
     "/deployments/": ("/servers/",),
+    "/hosts/": ("/observed-jobs/",),
 }  # pages below an entry, at other addresses
 APART = frozenset({"Limits", "Queue", "Techniques", "Docs"})  # in the account menu on phones
 THEMES = ("light", "dark")
