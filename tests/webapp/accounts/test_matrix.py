@@ -85,6 +85,7 @@ RULES = {
     "servers/<slug:server_id>/": OBJECT,
     "servers/<slug:server_id>/change/": OPERATE,
     "servers/<slug:server_id>/remove/": OPERATE,
+    "hosts/<slug:slug>/observe/": OPERATE,
     "observed-jobs/<slug:observed_id>/": OBJECT,
     "observed-jobs/<slug:observed_id>/remove/": OPERATE,
     "plans/<str:plan_id>/tune/": Rule("get", PRACTITIONER, is_object=True),
