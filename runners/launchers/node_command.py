@@ -45,7 +45,7 @@ class _Cluster(Protocol):
 
 
 class _Kubernetes:
-    SUCCEEDED = "Complete"
+    SUCCEEDED: ClassVar[str] = "Complete"
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config, self._api = config, kubernetes_api.Api(config)
@@ -66,7 +66,7 @@ class _Kubernetes:
 
 
 class _Ray:
-    SUCCEEDED = "SUCCEEDED"
+    SUCCEEDED: ClassVar[str] = "SUCCEEDED"
 
     def __init__(self, config: RayConfig) -> None:
         self._config, self._api = config, ray_api.Api(config)

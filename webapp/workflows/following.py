@@ -1,7 +1,6 @@
 """What a review page lets follow a job: its evaluation, a compression, an endpoint."""
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from django import forms
 from pydantic import ValidationError
 
+from runners.datasets.text import TextError, read_json
 from runners.jobspec.engines import running_on
 from runners.plans.document import GOALS
 from runners.plans.fields import Part, faults_in, shown_of
@@ -60,8 +60,8 @@ def value_of(text: str) -> str | int | float | bool | None:
     >>> [value_of(each) for each in ("1e-4", " 8", "true", "awq")]
     [0.0001, 8, True, 'awq']
     """
-    with contextlib.suppress(ValueError):
-        value = json.loads(text)
+    with contextlib.suppress(TextError):
+        value = read_json(text.strip())
         if value is None or isinstance(value, str | int | float | bool):
             return value
     return text.strip()

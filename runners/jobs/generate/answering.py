@@ -559,7 +559,7 @@ def _data_texts(job: Job, source: DownloadedData) -> list[TextPrompt]:
             reader = file.reader()
             for record in file.records(reader):
                 where = f"{reader.name}: record {record.line}"
-                texts.append(_asked(str(len(texts) + 1), record.sample, where))
+                texts.append(_prompt_of(str(len(texts) + 1), record.sample, where))
                 if len(texts) > MAX_PROMPTS:
                     msg = f"{source.name} holds more than {MAX_PROMPTS:,} prompts; give records"
                     raise BadInputError(msg)
@@ -572,7 +572,7 @@ def _data_texts(job: Job, source: DownloadedData) -> list[TextPrompt]:
     return texts
 
 
-def _asked(name: str, sample: Sample, where: str) -> TextPrompt:
+def _prompt_of(name: str, sample: Sample, where: str) -> TextPrompt:
     """Return the prompt of a record; of a text all of it, of a chat what is before the answer.
 
     Raises:
