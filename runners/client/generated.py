@@ -26,6 +26,7 @@ from runners.client.replies.jobs import *
 from runners.client.replies.launches import *
 from runners.client.replies.library import *
 from runners.client.replies.model_copies import *
+from runners.client.replies.observed_jobs import *
 from runners.client.replies.plans import *
 from runners.client.replies.remote_code import *
 from runners.client.replies.servers import *
@@ -280,10 +281,13 @@ class Operations:
         """Queue a job with the same spec, owned by the caller, that runs from the start."""
 
     @operation("POST", "/jobs/{job_id}/resume")
-    def resume_job(self, job_id: str, *, idempotency_key: str | None = None) -> JobDetail:
-        """Queue a job that goes on from the checkpoint of an ended one, on its host.
+    def resume_job(
+        self, job_id: str, *, num_hosts: int | None = None, idempotency_key: str | None = None
+    ) -> JobDetail:
+        """Queue a job that goes on from the checkpoint of an ended one, on its hosts.
 
-        Of a batch generation the finished answers are kept, of a compression the finished layers.
+        Of a batch generation the finished answers are kept, of a compression the finished layers. A
+        training on several hosts goes on on as many, or on ``num_hosts``: each keeps the checkpoint.
         """
 
     @operation("POST", "/jobs/{job_id}/abandon")
@@ -701,6 +705,27 @@ class Operations:
     @operation("DELETE", "/servers/{server_id}")
     def remove_server(self, server_id: str, *, idempotency_key: str | None = None) -> None:
         """Watch a server no longer, and delete its points; the server runs on."""
+
+    @operation("GET", "/observed-jobs")
+    def list_observed_jobs(self, *, limit: int = 50, cursor: str = "") -> ObservedJobPage:
+        """Return the teams' observed jobs, the newest first."""
+
+    @operation("POST", "/observed-jobs")
+    def observe_job(
+        self, body: NewObservedJob | JsonObject, *, idempotency_key: str | None = None
+    ) -> ObservedJobDetail:
+        """Observe a job that somebody else gave to a host's scheduler; nothing of it is changed.
+
+        Sent again, it changes the plan beside the job.
+        """
+
+    @operation("GET", "/observed-jobs/{observed_id}")
+    def get_observed_job(self, observed_id: str) -> ObservedJobDetail:
+        """Return an observed job as its host read it last, with what its plan says."""
+
+    @operation("DELETE", "/observed-jobs/{observed_id}")
+    def remove_observed_job(self, observed_id: str, *, idempotency_key: str | None = None) -> None:
+        """Observe a job no longer; the job runs on."""
 
     @operation("GET", "/models")
     def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:

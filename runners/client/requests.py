@@ -262,6 +262,14 @@ class NewModelCopy(TypedDict):
     files: NotRequired[list[PushedFile]]
 
 
+class NewObservedJob(TypedDict):
+    """A job of somebody else to observe; one that is observed already gets this plan."""
+
+    host: str
+    job_id: str
+    plan: NotRequired[str | None]
+
+
 class NewServer(TypedDict):
     """A server to watch."""
 
