@@ -397,7 +397,7 @@ def keepers_of(ranks: Ranks, folder: Path) -> Keepers:
     """
     if ranks.is_alone:
         return Keepers(ranks, (ranks.rank,))
-    mark = ranks.broadcast_from_lead(secrets.token_hex(8).encode()).decode()
+    mark = ranks.broadcast_from_lead(secrets.token_hex(16).encode()).decode()
     own = folder / f"{mark}-{ranks.rank}"
     own.touch()
     ranks.total([0.0])  # every rank's file is there

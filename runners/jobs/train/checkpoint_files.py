@@ -38,7 +38,6 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from runners.jobs.runtime import BadInputError
 
 OPTIMIZER = "optimizer/"  # begins the names of optimizer states
-ENDING = ".safetensors"
 WHOLE_STATES = "optimizer.safetensors"  # of earlier releases, whose names begin with nothing
 FILE_BYTES = 2**28  # torch makes a file of whole in memory, so files are several
 # torch says so at each save and load of one process alone.

@@ -11,12 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from runners.jobs import ranks, runtime
 from runners.jobs.events import Emitter, read_events
-from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, MissingModelError, num_threads, open_job, run_job
-from runners.jobs.train.checkpoint import broadcast_progress
 from runners.jobs.train.job import _check_same_text, _check_share
-from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.run_progress import DivergedError
 from runners.jobspec import (
     ArtefactModel,
@@ -30,7 +27,7 @@ from runners.jobspec import (
 from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.runners.jobs.cases import refused
-from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY, tiny_training
 
 
 def test_the_spec_and_the_host_folder_come_from_where_the_attempt_is(host, monkeypatch, tmp_path):
@@ -157,8 +154,6 @@ def test_alone_a_process_leads_and_exchanges_nothing(make_job):
     assert ALONE.is_alone
     assert ALONE.total([1.0, 2.5]) == [1.0, 2.5]
     assert ALONE.name == ""
-    model = fresh_model(TINY_CONFIG, torch.float32)
-    assert broadcast_progress(ALONE, model, build_optimizer(model, 1e-3), None) is None
     with joined_ranks(make_job(tiny_training()), DataParallel()) as ranks:
         assert ranks is ALONE
 

@@ -199,7 +199,7 @@ def screen() -> Iterator[Figure]:
         measured = importlib.import_module("webapp.bench.screen")
     except ImportError as missing:
         raise CommandError(
-            f"`bench screen` needs playwright: pip install playwright ({missing})"
+            f"`bench screen` needs playwright: pip install 'slipway[bench]' ({missing})"
         ) from missing
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
         yield from (Figure(*row) for row in measured.screen_metrics(Path(data)))
