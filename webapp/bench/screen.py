@@ -81,9 +81,10 @@ def _reporting(up: site.Site, attempts: list[tuple[str, str]]) -> Iterator[None]
     """Let the job report once a second, of eight GPUs too, after some minutes of history."""
     context = multiprocessing.get_context("spawn")
     span = (time.time(), time.time() + LONGEST_SECONDS)
+    told = context.Queue()  # its semaphores live as long as it is referenced
     process = context.Process(
         target=send,
-        args=(up.redis_url, attempts, span, context.Queue()),
+        args=(up.redis_url, attempts, span, told),
         kwargs={"num_gpus": 8, "history_seconds": HISTORY_SECONDS},
     )
     process.start()

@@ -294,8 +294,8 @@ class Trainer:
 
             use_fp8_linear_layers(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
+        self.layout = chosen_layout(self.model, spec, self.device, self.ranks)  # or its refusal
         self.keepers = keepers_of(self.ranks, scratch)
-        self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
         self.optimizer = optimizer_of(spec, self.layout.trained, scratch)
         check_fused(self.optimizer, self.ranks)
