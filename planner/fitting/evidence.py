@@ -20,6 +20,16 @@ INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "inte
 # Unpublished models, replaced by the model that they derive from.
 SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
 FUSED_NORMS = "RMS kernel"
+# Transformer Engine's kernels are norms, linear layers and attention (NVIDIA-NeMo/Automodel,
+# docs/performance-summary.mdx, glossary).
+TRANSFORMER_ENGINE = "TE"
+# What FSDP's offload of parameters keeps on the host: weights, and states, updated there.
+OFFLOADED: dict[str, JsonObject] = {
+    "params_cpu": {"weights_cpu": 1.0, "optimizer": "cpu"},
+    "params_cpu+activations_cpu": {
+        "weights_cpu": 1.0, "optimizer": "cpu", "activations_cpu": 1.0,
+    },
+}  # fmt: skip
 # Attention kernels older than the engines' present defaults.
 KERNELS = {"flash_attentionv1.0.8": "flash_1", "torch": "single_operators"}
 FP32_GRADIENTS = "fp32 gradient accumulation"
@@ -238,9 +248,12 @@ def _noted_fields(row: Row) -> JsonObject:
     """Return the strategy fields stated in a row's notes and kernel columns."""
     fields: JsonObject = {}
     if row.get("kernel"):
-        fields["fused_norms"] = FUSED_NORMS in row["kernel"]
+        names = row["kernel"].split(" + ")
+        fields["fused_norms"] = FUSED_NORMS in names or TRANSFORMER_ENGINE in names
     if row.get("kernel") in KERNELS:
         fields["attention_kernel"] = KERNELS[row["kernel"]]
+    if row.get("offload") in OFFLOADED:
+        fields["offload"] = OFFLOADED[row["offload"]]
     if FP32_GRADIENTS in row["notes"]:
         fields["gradient_dtype"] = "fp32"
     if SHARDED_INSIDE in row["notes"]:

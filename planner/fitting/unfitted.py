@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from planner.catalog.devices import get_device
+from planner.catalog.engines import get_engine
 from planner.fitting.answered_rows import AnsweredRows
 from planner.fitting.evidence import (
     Row,
     inference_request,
+    not_counted,
     number,
     serving_request,
     training_request,
@@ -18,6 +20,7 @@ from planner.fitting.evidence import (
 from planner.fitting.published_speeds import summary
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate
+from planner.workload.training_memory import training_overhead
 
 WORDS = """## Rows that no factor was fitted on
 
@@ -59,15 +62,25 @@ class Comparison:
         return self.ratio - 1
 
 
-def _compared(answer: Estimate, figure: str, measured: float) -> Comparison | None:
+def _compared(row: Row, answer: Estimate, figure: str, measured: float) -> Comparison | None:
+    omitted = 0.0
     if figure == "peak_memory_bytes":
         predicted, name = answer.memory.per_device_peak_bytes, "per_device_peak_bytes"
+        omitted = _not_reserved_bytes(row, answer)
     else:
         predicted, name = getattr(answer.performance, figure), figure
     if not predicted or not measured:
         return None
     low, high = answer.interval.get(name, (predicted, predicted))
-    return Comparison(measured, float(predicted), low, high)
+    return Comparison(measured, float(predicted) - omitted, low - omitted, high - omitted)
+
+
+def _not_reserved_bytes(row: Row, answer: Estimate) -> float:
+    """Return the bytes of a peak that the row's allocator does not count: the context's."""
+    if not not_counted(row):
+        return 0.0
+    engine = get_engine(row["engine"], "gpu", training=True)
+    return min(training_overhead(engine, 0.0), answer.memory.breakdown_bytes["runtime_overhead"])
 
 
 def _serving(row: Row) -> dict[str, float]:
@@ -115,7 +128,7 @@ def comparisons(rows: AnsweredRows) -> Iterator[tuple[Row, str, str, Comparison]
     for name, (request_of, measured_of, group_of) in READERS.items():
         for row, answer in rows.of(name, request_of):
             for figure, value in measured_of(row).items():
-                if found := _compared(answer, figure, value):
+                if found := _compared(row, answer, figure, value):
                     yield row, FIGURES[figure], group_of(row), found
 
 
