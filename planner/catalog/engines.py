@@ -148,6 +148,10 @@ class Engine(Spec):
     # What selective recomputation computes again: the attention core (Megatron), or every second
     # matrix product and all between them, without the attention core (torchtitan).
     selective_recomputation: Literal["attention", "every_second_product"] = "attention"
+    # Whose casts surround narrow products: kernels fused into their neighbours, or TorchAO's own.
+    casts: Literal["fused", "torchao"] = "fused"
+    # The share of the last layers whose products stay in 16 bits, by the format of the others.
+    wide_tail: dict[str, float] = Field(default_factory=dict)
     # fp32 copies of the logits, their gradient's included, beside those in the operands' dtype; a
     # fused kernel has none in fp32 and writes the gradient in the operands' dtype: 0.5.
     loss_fp32_copies: float = LOSS_FP32_COPIES

@@ -68,6 +68,7 @@ from planner.workload.offloading import (
 )
 from planner.workload.setting import Setting
 from planner.workload.teacher import TILES, as_read_by_teacher, teacher_setting
+from planner.workload.torchao_casts import code_elements, keeps_codes, narrow_share
 
 # The trained parameters, optimiser and state sizes of each training method.
 
@@ -185,11 +186,19 @@ class StageActivations:
                 every_second_product_elements(self.setting.model),
             )
             working = self.tokens * (each - kept) + BACKWARD_SCORES * scores
+            if keeps_codes(self.setting):
+                kept = self._with_codes(kept)
             return self._saved_bytes(kept), working, loss
         saved = self._saved_bytes(each)
         if recomputation == "selective":
             return saved, BACKWARD_SCORES * scores, loss
         return saved + scores * self.layers * self._in_flight, scores, loss
+
+    def _with_codes(self, wide_bytes: float) -> float:
+        """Return the mean bytes per token of layers that keep codes and of the wide last ones."""
+        model, share = self.setting.model, narrow_share(self.setting)
+        codes = self._per_token("Kept of narrow layers", 1, code_elements(model))
+        return share * codes + (1 - share) * wide_bytes
 
     @property
     def in_fp32(self) -> bool:
