@@ -184,6 +184,8 @@ class Engine(Spec):
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False
+    # Whether adapters drop elements of their inputs, where nothing is stated.
+    adapter_dropout: bool = True
     # Packed formats beside which a training's other weights, and so its activations, are fp32.
     fp32_beside_packed: tuple[str, ...] = ()
     loads_before_sharding: bool = False

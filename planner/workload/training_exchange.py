@@ -450,7 +450,8 @@ ROUNDING_EFFICIENCY = 0.3
 # Sorting tokens by expert copies them to the experts and back, in both directions.
 SORTING_TRIPS = 4
 # An adapter applies dropout, reads its input, writes its output and adds it to the product.
-ADAPTER_BYTES = 8
+# Without dropout: 2 bytes of the input, 8 of the output, which are about as wide.
+ADAPTER_BYTES, PLAIN_ADAPTER_BYTES = 8, 5
 ALL_PASSES = ": forward, backward, recomputation"
 
 
@@ -691,7 +692,8 @@ class Kernels:
             return 0.0  # a reference has the adapters switched off
         widths = lora_widths(model, every=adapts_every_matrix(setting, self.workload))
         layers = model.num_hidden_layers
-        return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
+        each = ADAPTER_BYTES if setting.engine.adapter_dropout else PLAIN_ADAPTER_BYTES
+        return each * self.tokens * widths * layers / setting.layout.tensor
 
     def _sorting_seconds(self) -> float:
         """Return the seconds of copying the tokens in expert order and back."""

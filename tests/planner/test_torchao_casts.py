@@ -78,6 +78,19 @@ def test_the_last_layers_of_nvfp4_stay_in_16_bits_and_the_others_keep_codes():
     assert held[0] - held[1] == pytest.approx(TOKENS * (32 * 63_488 - codes), rel=0.01)
 
 
+def test_adapters_without_dropout_move_fewer_bytes():
+    work = {**TRAIN, "method": "lora", "sequence_length": 2048, "global_batch_size": 8}
+    found = []
+    for engine in ("nemo_automodel", "torchtitan"):
+        layout = {"activation_recomputation": "full", "micro_batch_size": 1}
+        answer = ask(model=LLAMA_8B, engine=engine, workload=work, strategy=layout)
+        named = "Norms, activations, residuals, loss"
+        found.append(moved(next(term for term in answer.terms if term.name == named)))
+    # Inputs and outputs of the seven matrices, in three passes and the recomputed one.
+    widths = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    assert found[1] - found[0] == pytest.approx(4 * 3 * 2048 * widths * 32)
+
+
 def test_unfitted_trainings_are_asked_as_their_sources_say():
     rows = {row["row_id"]: row for row in table("unfitted_training")}
     for row_id, field, expected in (
