@@ -191,6 +191,14 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{DEPLOYMENT}wake/", deployments.deployment_wake_view, name="deployment-wake"),
     path(f"{DEPLOYMENT}sleep/", deployments.deployment_sleep_view, name="deployment-sleep"),
     path(f"{DEPLOYMENT}change/", deployments.deployment_change_view, name="deployment-change"),
+    path(
+        f"{DEPLOYMENT}draft/roll-out/", deployments.draft_start_view, name="deployment-draft-start"
+    ),
+    path(
+        f"{DEPLOYMENT}draft/discard/",
+        deployments.draft_discard_view,
+        name="deployment-draft-discard",
+    ),
     path(f"{DEPLOYMENT}delete/", deployments.deployment_delete_view, name="deployment-delete"),
     # observed servers
     path("servers/", servers.server_list, name="server-list"),

@@ -227,6 +227,53 @@ def deployment_change(  # noqa: PLR0913, PLR0917 (the options of the command)
         _show(changed)
 
 
+@deployments.command("draft")
+def deployment_draft(  # noqa: PLR0913, PLR0917 (the options of the command)
+    deployment: DeploymentArgument,
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="PLAN", help="Run this plan or version.")
+    ] = "",
+    idle: IdleOption = None,
+    awake: AwakeOption = None,
+    alias: AliasOption = None,
+    fallback: FallbackOption = None,
+    warm: WarmOption = None,
+    replicas: ReplicasOption = None,
+    discard: Annotated[bool, typer.Option("--discard", help="Discard it.")] = False,  # noqa: FBT002
+    output: OutputOption = "table",
+) -> None:
+    """Keep a change as a draft, shown against what runs; without options show the draft."""
+    sent = {
+        **_options(idle, awake, alias, fallback, warm, replicas),
+        **({"plan": plan} if plan else {}),
+    }
+    if discard and sent:
+        raise CliError("a draft is either kept or discarded", field="--discard")
+    with server() as client:
+        row = _of(client, deployment)
+        if discard:
+            client.discard_deployment_draft(row.id)
+            typer.echo(f"The draft of {row.name} is discarded.")
+            return
+        kept = client.keep_deployment_draft(row.id, sent) if sent else None
+        draft = kept or client.get_deployment_draft(row.id)
+    if wrote(draft, output):
+        return
+    shown = [(each.label, each.running, each.drafted) for each in draft.differences]
+    show(table(("CHANGES", "NOW", "WITH THE DRAFT"), shown))
+    typer.echo(f"Roll it out: slipway deployments rollout {row.name}")
+
+
+@deployments.command("rollout")
+def deployment_rollout(deployment: DeploymentArgument, output: OutputOption = "table") -> None:
+    """Change a deployment as its draft says, without a failed request."""
+    with server() as client:
+        row = _of(client, deployment)
+        changed = client.roll_out_deployment_draft(row.id, {})
+    if not wrote(changed, output):
+        _show(changed)
+
+
 @deployments.command("wake")
 def deployment_wake(deployment: DeploymentArgument, output: OutputOption = "table") -> None:
     """Load a deployment's model now."""

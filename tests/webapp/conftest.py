@@ -35,7 +35,7 @@ from webapp.core.clock import now
 from webapp.core.pace import calls
 from webapp.datasets.models import Dataset
 from webapp.deployments.keys import KeyOptions, key_make
-from webapp.deployments.models import Deployment
+from webapp.deployments.models import Deployment, DeploymentDraft
 from webapp.hosts import pools
 from webapp.hosts.models import Host, ModelCopy
 from webapp.hosts.services import host_enroll, token_create
@@ -374,6 +374,9 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         team=team, owner=alice, name="kept", draft=plan.draft, state="computed"
     )
     deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=kept)
+    DeploymentDraft.objects.create(
+        deployment=deployment, fields={"max_replicas": 2}, by=alice, saved_at=now()
+    )
     key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
     figure = Measurement.objects.create(
         job=job,

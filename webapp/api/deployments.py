@@ -11,8 +11,10 @@ from ninja import Query, Router, Status
 from pydantic import Field, model_validator
 
 from runners.client.replies.deployments import (
+    DeploymentDraftReply,
     DeploymentPage,
     DeploymentReply,
+    DifferenceReply,
     KeyAlarmReply,
     KeyPage,
     KeyReply,
@@ -26,6 +28,7 @@ from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in
 from webapp.api.auth import LAUNCH, READ
+from webapp.api.instants import Instant
 from webapp.api.plans import plan_of_document, plan_to_change
 from webapp.api.requests import (
     Paging,
@@ -43,6 +46,13 @@ from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
 from webapp.deployments.alarms import current_alarms
+from webapp.deployments.drafts import (
+    differences,
+    draft_discard,
+    draft_keep,
+    draft_of,
+    draft_roll_out,
+)
 from webapp.deployments.keys import KeyOptions, Rotation, key_make, key_revoke, key_rotate
 from webapp.deployments.models import (
     MODEL_NAME_LENGTH,
@@ -182,6 +192,14 @@ class ChangedDeployment(Sent):
     ] = None
 
 
+class RollOut(Sent):
+    """Which draft is rolled out."""
+
+    saved_at: Annotated[
+        Instant | None, Field(description="Of the draft that was seen; null: the present one")
+    ] = None
+
+
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
     return [
         ReplicaReply(
@@ -314,18 +332,95 @@ def deployment_edit(
 ) -> DeploymentReply:
     """Change a deployment; another plan is rolled out without a failed request."""
     row = deployment_for(request, deployment_id)
-    plan = plan_to_change(request, body.plan) if body.plan else None
+    fields = _fields_of(request, body)
+    try:
+        changed = deployment_change(deployment=row, by=signed_in(request), **fields)
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return _reply(request, view_of(changed))
+
+
+def _fields_of(request: HttpRequest, body: ChangedDeployment) -> dict[str, Any]:
+    """Return the arguments of a change."""
     sent: dict[str, Any] = body.model_dump(exclude_unset=True, exclude={"plan", "launch"})
     fields = {
         name: value for name, value in sent.items() if value is not None or name == "idle_seconds"
     }
+    plan = plan_to_change(request, body.plan) if body.plan else None
+    return {**fields, "plan": plan, "launch": body.launch}
+
+
+# Drafts of changes
+
+
+def _draft_reply(deployment: Deployment) -> DeploymentDraftReply:
+    draft = draft_of(deployment)
+    return DeploymentDraftReply(
+        deployment=deployment.pk,
+        plan=draft.plan_id,
+        fields=draft.fields,
+        by=draft.by.get_username() if draft.by else "",
+        saved_at=draft.saved_at,
+        differences=[DifferenceReply(**each._asdict()) for each in differences(deployment)],
+    )
+
+
+@router.get(
+    "/deployments/{deployment_id}/draft",
+    response={200: DeploymentDraftReply, **REFUSALS},
+    operation_id="get_deployment_draft",
+)
+def deployment_draft_get(request: HttpRequest, deployment_id: str) -> DeploymentDraftReply:
+    """Return the draft of a deployment's change, against what counts now; 404: there is none."""
+    return _draft_reply(visible_deployment(request, deployment_id))
+
+
+@router.put(
+    "/deployments/{deployment_id}/draft",
+    auth=LAUNCH,
+    response={200: DeploymentDraftReply, **REFUSALS},
+    operation_id="keep_deployment_draft",
+)
+def deployment_draft_put(
+    request: HttpRequest, deployment_id: str, body: ChangedDeployment
+) -> DeploymentDraftReply:
+    """Keep a change as the deployment's draft, in place of the one before; nothing runs of it."""
+    row = deployment_for(request, deployment_id)
     try:
-        changed = deployment_change(
-            deployment=row, by=signed_in(request), plan=plan, launch=body.launch, **fields
-        )
+        draft_keep(deployment=row, by=signed_in(request), **_fields_of(request, body))
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return _draft_reply(row)
+
+
+@router.post(
+    "/deployments/{deployment_id}/draft/roll-out",
+    auth=LAUNCH,
+    response={200: DeploymentReply, **REFUSALS},
+    operation_id="roll_out_deployment_draft",
+)
+def deployment_draft_start(
+    request: HttpRequest, deployment_id: str, body: RollOut
+) -> DeploymentReply:
+    """Change the deployment as its draft says; what runs is replaced without a failed request."""
+    row = deployment_for(request, deployment_id)
+    try:
+        changed = draft_roll_out(deployment=row, by=signed_in(request), seen_at=body.saved_at)
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
     return _reply(request, view_of(changed))
+
+
+@router.delete(
+    "/deployments/{deployment_id}/draft",
+    auth=LAUNCH,
+    response={204: None, **REFUSALS},
+    operation_id="discard_deployment_draft",
+)
+def deployment_draft_remove(request: HttpRequest, deployment_id: str) -> Status[None]:
+    """Discard the draft of a deployment's change."""
+    draft_discard(deployment=deployment_for(request, deployment_id), by=signed_in(request))
+    return Status(204, None)
 
 
 @router.post(

@@ -27,6 +27,7 @@ from webapp.deployments.services import (
     MOST_IDLE_SECONDS,
     MOST_REPLICAS,
     NAME,
+    launch_of,
 )
 from webapp.deployments.warm_hours import EXAMPLE
 from webapp.plans.models import Plan
@@ -144,27 +145,35 @@ class ChangeForm(RefusableForm):
         label="Pause it: what runs is stopped, and no request wakes it", required=False
     )
 
-    def __init__(self, deployment: Deployment, data: Any = None) -> None:  # noqa: ANN401
-        idle = deployment.idle_seconds
+    def __init__(
+        self,
+        deployment: Deployment,
+        data: Any = None,  # noqa: ANN401
+        *,
+        drafted: Deployment | None = None,
+    ) -> None:
+        self.deployment = deployment
+        self.drafted = drafted = drafted or deployment  # with the values of its draft
+        idle = drafted.idle_seconds
         super().__init__(
             data,
             initial={
-                "plan": deployment.plan_id,
+                "plan": drafted.plan_id,
                 "idle_minutes": None if idle is None else f"{idle / MINUTE:g}",
-                "aliases": " ".join(deployment.aliases),
-                "fallbacks": " ".join(deployment.fallbacks),
-                "is_kept_awake": deployment.is_kept_awake,
-                "warm_hours": deployment.warm_hours,
-                "min_replicas": deployment.min_replicas,
-                "max_replicas": deployment.max_replicas,
-                "is_paused": deployment.is_paused,
+                "aliases": " ".join(drafted.aliases),
+                "fallbacks": " ".join(drafted.fallbacks),
+                "is_kept_awake": drafted.is_kept_awake,
+                "warm_hours": drafted.warm_hours,
+                "min_replicas": drafted.min_replicas,
+                "max_replicas": drafted.max_replicas,
+                "is_paused": drafted.is_paused,
             },
         )
-        self.deployment = deployment
         rows = Plan.objects.filter(series=deployment.plan.series, deleted_at=None)
         versions = list(rows.defer("answer").order_by("-version")[:50])
-        if deployment.plan_id not in {each.pk for each in versions}:
-            versions.append(deployment.plan)
+        known = {each.pk for each in versions}
+        more = {each.pk: each for each in (deployment.plan, drafted.plan)}
+        versions += [each for key, each in more.items() if key not in known]
         choices = [(each.pk, f"Version {each.version}: {each.name}") for each in versions]
         self.fields["plan"].choices = choices  # type: ignore[attr-defined]
         self.plans = {each.pk: each for each in versions}
@@ -185,6 +194,8 @@ class ChangeForm(RefusableForm):
         changed = {name: value for name, value in found.items() if value != getattr(row, name)}
         if chosen["plan"] != row.plan_id:
             changed["plan"] = self.plans[chosen["plan"]]
+        if self.drafted.launch != row.launch:  # no field shows it
+            changed["launch"] = launch_of(self.drafted)
         return changed
 
 

@@ -90,6 +90,23 @@ class Deployment(TeamOwned):
         return found
 
 
+class DeploymentDraft(models.Model):
+    """A change of a deployment that is not rolled out; ``fields`` has those that differ."""
+
+    deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, related_name="draft")
+    plan = models.ForeignKey(  # a saved version; null: the deployment's stays
+        Plan, null=True, blank=True, on_delete=models.RESTRICT, related_name="+"
+    )
+    fields = models.JSONField(default=dict, blank=True)  # name -> value, as of Deployment
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    saved_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"draft of {self.deployment_id}"
+
+
 class ReplicaQuerySet(models.QuerySet["Replica"]):
     """Replicas, read in several ways."""
 

@@ -24,7 +24,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import LeapWatch, now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments import warm_hours
-from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
+from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, DeploymentDraft, Replica
 from webapp.deployments.scaling import BUSY, SPARE, is_idle, num_needed, open_requests
 from webapp.deployments.turns import (
     IDLE_TURN,
@@ -160,27 +160,10 @@ def deployment_change(
         DraftProblem: the plan cannot be launched as an endpoint.
     """
     row = _row_of(deployment)
-    if plan is not None and plan.team_id != row.team_id:
-        raise InvalidProblem("plan", f"The plan is not of {row.team.name}. Choose one that is.")
-    if "idle_seconds" in fields:
-        _check_idle(fields["idle_seconds"])
-    if "warm_hours" in fields:
-        fields["warm_hours"] = _checked_hours(fields["warm_hours"])
-    _check_replicas(
-        fields.get("min_replicas", row.min_replicas), fields.get("max_replicas", row.max_replicas)
-    )
-    if fields.get("is_kept_awake"):
-        fields["idle_seconds"] = None
-    chosen = _checked_launch(launch or launch_of(row))
-    if plan is not None or launch is not None:
-        _check_is_endpoint(plan or row.plan, chosen)
-    fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
-    if plan is not None:
-        fields["plan"] = plan_keep(plan, by=by.get_username())
+    fields = _checked_fields(row, by, plan, launch, fields)
     with transaction.atomic():
         pool_lock(f"names {row.team_id}")
-        fields |= _checked_names(row, fields)
-        changed = {name: value for name, value in fields.items() if value != getattr(row, name)}
+        changed = _changed(row, fields)
         detail: dict[str, Any] = dict(changed)
         if "plan" in changed:
             detail |= {"plan": changed["plan"].pk, "version": changed["plan"].version}
@@ -200,6 +183,58 @@ def deployment_change(
     return row
 
 
+def changes_checked(
+    *,
+    deployment: Deployment,
+    by: User,
+    plan: Plan | None,
+    launch: Launch | None,
+    fields: dict[str, Any],
+) -> tuple[Deployment, dict[str, Any]]:
+    """Return a deployment as it is stored, and the columns that a change would write.
+
+    Raises:
+        InvalidProblem: a field is not valid.
+        DraftProblem: the plan cannot be launched as an endpoint.
+    """
+    row = _row_of(deployment)
+    return row, _changed(row, _checked_fields(row, by, plan, launch, fields))
+
+
+def _checked_fields(
+    row: Deployment,
+    by: User,
+    plan: Plan | None,
+    launch: Launch | None,
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the columns of a change as they are kept; its names are not looked at."""
+    if plan is not None and plan.team_id != row.team_id:
+        raise InvalidProblem("plan", f"The plan is not of {row.team.name}. Choose one that is.")
+    if "idle_seconds" in fields:
+        _check_idle(fields["idle_seconds"])
+    if "warm_hours" in fields:
+        fields["warm_hours"] = _checked_hours(fields["warm_hours"])
+    _check_replicas(
+        fields.get("min_replicas", row.min_replicas), fields.get("max_replicas", row.max_replicas)
+    )
+    if fields.get("is_kept_awake"):
+        fields["idle_seconds"] = None
+    chosen = _checked_launch(launch or launch_of(row))
+    if plan is not None or launch is not None:
+        _check_is_endpoint(plan or row.plan, chosen)
+    fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
+    if plan is not None:
+        fields["plan"] = plan_keep(plan, by=by.get_username())
+    return fields
+
+
+def _changed(row: Deployment, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that differ from a deployment's, its names as they are kept."""
+    found = {**fields, **_checked_names(row, fields)}
+    return {name: value for name, value in found.items() if value != getattr(row, name)}
+
+
 def deployment_delete(*, deployment: Deployment, by: User) -> None:
     """Delete a deployment: its name is free again, its jobs stop, its usage stays.
 
@@ -210,6 +245,7 @@ def deployment_delete(*, deployment: Deployment, by: User) -> None:
         rows = Deployment.objects.filter(pk=deployment.pk, deleted_at=None)
         if not rows.update(deleted_at=now(), asked_at=None):
             raise NotFoundProblem("gone", f"{deployment.name} is deleted already.")
+        DeploymentDraft.objects.filter(deployment=deployment).delete()
         event_record(
             deployment, "deployment.deleted", by.get_username(), detail={"name": deployment.name}
         )

@@ -48,6 +48,7 @@ from webapp.datasets.models import Dataset
 from webapp.deployments.models import (
     Deployment,
     DeploymentCost,
+    DeploymentDraft,
     KeyAlarm,
     Replica,
     ServingKey,
@@ -580,6 +581,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_display": ["name", "team", "owner", "plan", "is_kept_awake", "is_paused"],
         "list_filter": ["team"],
     },
+    DeploymentDraft: {"list_display": ["deployment", "plan", "by", "saved_at"]},
     ObservedServer: {
         "list_display": ["name", "team", "owner", "url", "engine", "answered_at", "silent_since"],
         "list_filter": ["team", "engine"],

@@ -11,6 +11,7 @@ from django.contrib import messages
 from django.db.models import Case, F, QuerySet, Sum, Value, When
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
+from django.utils.dateparse import parse_datetime
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_GET, require_POST
 
@@ -35,6 +36,13 @@ from webapp.core.queries import NewestFirst, page_by_key
 from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import GATEWAY_PATH, gateway_url
 from webapp.deployments.alarms import current_alarms
+from webapp.deployments.drafts import (
+    as_drafted,
+    differences,
+    draft_discard,
+    draft_keep,
+    draft_roll_out,
+)
 from webapp.deployments.forms import (
     ChangeForm,
     ConversationForm,
@@ -50,7 +58,14 @@ from webapp.deployments.keys import (
     key_rotate,
     playground_key_of,
 )
-from webapp.deployments.models import Deployment, KeyAlarm, Replica, ServingKey, Usage
+from webapp.deployments.models import (
+    Deployment,
+    DeploymentDraft,
+    KeyAlarm,
+    Replica,
+    ServingKey,
+    Usage,
+)
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
@@ -157,6 +172,7 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
     may = may_change(held, row)
     is_practitioner = held is not None and is_at_least(Role(held.role), Role.PRACTITIONER)
     ended = Replica.objects.filter(deployment=row, ended_at__isnull=False)
+    draft = DeploymentDraft.objects.filter(deployment=row).select_related("by").first()
     context: dict[str, Any] = {
         "view": view,
         "deployment": row,
@@ -168,7 +184,9 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
         "may_ask": is_practitioner,
         "may_wake": view.state in WAKEABLE and (may or (is_practitioner and not row.is_paused)),
         "may_sleep": may and bool(view.replicas) and not row.is_warm(now()),
-        "form": form or ChangeForm(row),
+        "form": form or ChangeForm(row, drafted=as_drafted(row)),
+        "draft": draft,
+        "differences": differences(row) if draft else [],
         "usage": _sums(Usage.objects.filter(deployment=row)),
     }
     if form is None:  # a form that is being corrected stays, and has no address to load again
@@ -233,17 +251,51 @@ def deployment_sleep_view(request: HttpRequest, deployment_id: str) -> HttpRespo
 
 @require_POST
 def deployment_change_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
-    """Change a deployment; what is refused shows the form again."""
+    """Change a deployment, or keep the change as its draft; what is refused shows the form again.
+
+    The form has the values of the draft, so that a change takes them along.
+    """
     row = deployment_for(request, deployment_id)
-    form = ChangeForm(row, request.POST)
+    form = ChangeForm(row, request.POST, drafted=as_drafted(row))
+    by, is_draft = signed_in(request), "draft" in request.POST
+
+    def save() -> Deployment:
+        if is_draft:
+            return draft_keep(deployment=row, by=by, **form.changes()).deployment
+        changed = deployment_change(deployment=row, by=by, **form.changes())
+        DeploymentDraft.objects.filter(deployment=row).delete()
+        return changed
+
     return save_by_form(
         request,
         form,
-        lambda: deployment_change(deployment=row, by=signed_in(request), **form.changes()),
+        save,
         lambda: _detail(request, row, form),
-        words="{row} is changed.",
+        words="{row}: the draft is kept." if is_draft else "{row} is changed.",
         page="deployment-detail",
     )
+
+
+@require_POST
+def draft_start_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Roll the draft of a change out, if it is the one that the page has shown."""
+    row = deployment_for(request, deployment_id)
+    seen_at = parse_datetime(request.POST.get("saved_at", ""))
+    act(
+        request,
+        lambda: draft_roll_out(deployment=row, by=signed_in(request), seen_at=seen_at),
+        f"{row.name} is changed as its draft says.",
+    )
+    return redirect("deployment-detail", row.pk)
+
+
+@require_POST
+def draft_discard_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Discard the draft of a change."""
+    row = deployment_for(request, deployment_id)
+    words = f"The draft of {row.name} is discarded."
+    act(request, lambda: draft_discard(deployment=row, by=signed_in(request)), words)
+    return redirect("deployment-detail", row.pk)
 
 
 @require_POST

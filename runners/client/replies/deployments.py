@@ -66,6 +66,28 @@ class DeploymentPage(PageReply[DeploymentReply]):
     """A page of deployments."""
 
 
+class DifferenceReply(Reply):
+    """What a draft changes, in words."""
+
+    label: str
+    running: Annotated[str, Field(description="What counts now")]
+    drafted: Annotated[str, Field(description="What would count")]
+
+
+class DeploymentDraftReply(Reply):
+    """A change of a deployment that is not rolled out."""
+
+    deployment: Annotated[str, Field(description="Id of the deployment")]
+    plan: Annotated[str | None, Field(description="Id of the plan's version; null: it stays")]
+    fields: Annotated[dict[str, Any], Field(description="Other fields that it changes")]
+    by: Annotated[str, Field(description="Who kept it; empty if the account is deleted")]
+    saved_at: datetime
+    differences: Annotated[
+        list[DifferenceReply],
+        Field(description="Also what follows from another plan: memory, limits, load"),
+    ]
+
+
 class KeyAlarmReply(Reply):
     """A share of a key's tokens of a day or a month that was used; told once."""
 

@@ -79,6 +79,8 @@ RULES = {
     "deployments/<slug:deployment_id>/wake/": ACT,
     "deployments/<slug:deployment_id>/sleep/": OWN,
     "deployments/<slug:deployment_id>/change/": OWN,
+    "deployments/<slug:deployment_id>/draft/roll-out/": OWN,
+    "deployments/<slug:deployment_id>/draft/discard/": OWN,
     "deployments/<slug:deployment_id>/delete/": OWN,
     "servers/": PAGE,
     "servers/save/": Rule("post", OPERATOR),

@@ -43,6 +43,16 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     assert "falls back to tiny" in run("deployments", "get", "small")[1]
     assert run("deployments", "change", "small", "--fallback", "")[0] == 0
     Deployment.objects.get(name="tiny").delete()
+    assert run("deployments", "draft", "small")[0] != 0  # it has none
+    code, out, err = run("deployments", "draft", "small", "--replicas", "1-3")
+    assert (code, "1 to 3" in out, "rollout small" in out) == (0, True, True), err
+    assert "1 to 3" in run("deployments", "draft", "small")[1]
+    assert "discarded" in run("deployments", "draft", "small", "--discard")[1]
+    run("deployments", "draft", "small", "--replicas", "2")
+    assert run("deployments", "rollout", "small")[0] == 0
+    row.refresh_from_db()
+    assert (row.min_replicas, row.max_replicas) == (2, 2)
+    assert run("deployments", "change", "small", "--replicas", "1")[0] == 0
     assert "loading" in run("deployments", "wake", "small")[1]
     assert json.loads(run("deployments", "get", row.pk, "-o", "json")[1])["replicas"]
     answer(row.replicas.get())
