@@ -640,6 +640,32 @@ class Operations:
     def delete_deployment(self, deployment_id: str, *, idempotency_key: str | None = None) -> None:
         """Delete a deployment: its jobs stop, its name is free again, its usage stays."""
 
+    @operation("GET", "/deployments/{deployment_id}/draft")
+    def get_deployment_draft(self, deployment_id: str) -> DeploymentDraftReply:
+        """Return the draft of a deployment's change, against what counts now; 404: there is none."""
+
+    @operation("PUT", "/deployments/{deployment_id}/draft")
+    def keep_deployment_draft(
+        self,
+        deployment_id: str,
+        body: ChangedDeployment | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> DeploymentDraftReply:
+        """Keep a change as the deployment's draft, in place of the one before; nothing runs of it."""
+
+    @operation("DELETE", "/deployments/{deployment_id}/draft")
+    def discard_deployment_draft(
+        self, deployment_id: str, *, idempotency_key: str | None = None
+    ) -> None:
+        """Discard the draft of a deployment's change."""
+
+    @operation("POST", "/deployments/{deployment_id}/draft/roll-out")
+    def roll_out_deployment_draft(
+        self, deployment_id: str, body: RollOut | JsonObject, *, idempotency_key: str | None = None
+    ) -> DeploymentReply:
+        """Change the deployment as its draft says; what runs is replaced without a failed request."""
+
     @operation("POST", "/deployments/{deployment_id}/wake")
     def wake_deployment(
         self, deployment_id: str, *, idempotency_key: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal, NotRequired, TypedDict
 
 from planner.specs.workload import Strategy
@@ -377,6 +378,12 @@ class QuotaChanges(TypedDict):
     max_duration_hours: NotRequired[float | None]
     max_queued_per_user: NotRequired[int | None]
     share: NotRequired[float | None]
+
+
+class RollOut(TypedDict):
+    """Which draft is rolled out."""
+
+    saved_at: NotRequired[datetime | None]
 
 
 class Rotation(TypedDict):
