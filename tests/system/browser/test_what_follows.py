@@ -62,4 +62,5 @@ def test_a_chain_from_the_wizard_ends_in_an_endpoint_that_answers(page, stack, f
     compressed = alice.json(f"/api/v1/jobs/{steps[2]['job']}")["spec"]
     assert (compressed["method"], compressed["group_size"]) == ("awq", 32)
     page.reload()
-    page.get_by_role("button", name=re.compile("Stop")).first.click()
+    page.get_by_text("Stop…", exact=True).click()
+    page.get_by_role("button", name="Stop this workflow").click()
